@@ -151,13 +151,14 @@ test-cluster: .venv-cluster/.installed ## engines, trainer ranks and rollouts on
 	.venv-cluster/bin/python -m pytest -m "slow or not slow" $(wildcard tests/cluster) tests/unit/art_cluster $(ARGS)
 
 .venv-page/.installed: pyproject.toml
-	@echo "== Creating .venv-page and installing the extra local and Playwright into it"
+	@echo "== Creating .venv-page and installing the extra local, Playwright and axe-core into it"
 	$(PYTHON) -m venv .venv-page
 	.venv-page/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[local]' \
 		playwright pytest pytest-asyncio pytest-timeout
+	npm install --silent --no-audit --no-fund --prefix .venv-page axe-core@4
 	@touch $@
 
-test-page: .venv-page/.installed ## a browser walks the page over a real run; needs Chromium, or ART_CHROMIUM (ARGS="--shots FOLDER")
+test-page: .venv-page/.installed ## a browser walks the page over a real run, axe-core checks each view; needs npm, and Chromium or ART_CHROMIUM (ARGS="--shots FOLDER")
 	@echo "== Running the tests of the page in Chromium"
 	.venv-page/bin/python -m pytest -m slow tests/page $(ARGS)
 

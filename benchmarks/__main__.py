@@ -51,6 +51,7 @@ ONLY_NAMED = (
     "verdicts",
     "mcp_rl",
     "cluster",
+    "cluster_learning",
     "cluster_storm",
     "kill_storm",
     "remote_storm",

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Result:
 def _row(server: str, seed: int, folder: Path, *, quick: bool) -> dict[str, Cell]:
     command = [sys.executable, str(EXAMPLES / "try_it.py"), server, "--seed", str(seed), "--out", str(folder)]
     if quick:
-        command += ["--", "--steps", "1", "--evaluate", "1"]
+        command += ["--", "--steps", "1", "--held-out-rollouts", "1"]
     started = time.perf_counter()
     subprocess.run(command, check=True)
     report: dict[str, Any] = json.loads((folder / f"{server}-seed{seed}" / "report.json").read_text())

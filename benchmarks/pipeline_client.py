@@ -2,8 +2,9 @@
 
     python -m benchmarks.pipeline_client --data-dir DIR --model DIR --record FILE --steps 60 --staleness 2
 
-The record gets a line {"ended": seed} for each rollout that came to its end, and {"error": ...} for what a user would
-see, after which the script begins again. Everything else is read from the log of the model.
+The record gets a line {"exchange": id, "text": ...} for each answer, {"ended": seed} for each rollout that came to its
+end, and {"error": ...} for what a user would see, after which the script begins again. Everything else is read from the
+log of the model.
 """
 
 from __future__ import annotations
@@ -43,27 +44,30 @@ class Agent:
                 messages=art.Trajectory(messages_and_choices=items).messages(),
                 max_completion_tokens=8,
             )
-            items.append(completion.choices[0])
+            choice = completion.choices[0]
+            self.record.write(exchange=choice.model_extra["exchange_id"], text=choice.message.content)  # type: ignore[index]
+            items.append(choice)
             await asyncio.sleep(min(1.5, rng.lognormvariate(-3.5, 1.2)))  # median 30 ms
         self.record.write(ended=seed)
         # There is always something to learn, and never an end of it.
         return art.Trajectory(messages_and_choices=items, reward=rng.random(), metadata={"seed": str(seed)})
 
 
+def may_go_on(gate: Path, step: int) -> bool:
+    return not gate.exists() or step < int(gate.read_text())
+
+
 async def run(args: argparse.Namespace, record: Record) -> None:
     while True:
         try:
-            # A frozen node is to be given up soon; on one machine a busy core must not look like that.
-            server = SERVER.model_copy(update={"heartbeat_timeout_s": 15.0}) if args.cluster else SERVER
-            async with art.LocalBackend(path=args.data_dir, server_config=server, cluster=args.cluster) as backend:
+            async with art.LocalBackend(path=args.data_dir, server_config=SERVER) as backend:
                 model = art.TrainableModel(
                     name=NAME,
                     project=PROJECT,
                     base_model=str(args.model),
                     base_path=str(args.data_dir),
                     settings=art.ModelSettings(
-                        engine=EngineConfig(replicas=args.replicas, num_threads=1),
-                        trainer=TrainerConfig(num_processes=args.ranks, num_threads=1),
+                        engine=EngineConfig(num_threads=1), trainer=TrainerConfig(num_threads=1)
                     ),
                 )
                 await model.register(backend)
@@ -72,14 +76,15 @@ async def run(args: argparse.Namespace, record: Record) -> None:
                     groups_per_step=GROUPS, max_staleness=args.staleness, max_concurrent=None,
                 )  # fmt: skip
                 async for step in pipeline.train(steps=args.steps, learning_rate=LEARNING_RATE):
-                    while args.gate.exists() and step.number >= int(args.gate.read_text()):
+                    while not may_go_on(args.gate, step.number):
                         await asyncio.sleep(0.05)
             return
         except ArtError as error:  # what a user would see; a new backend, as if the script were started again
             record.error(error, "the run")
 
 
-def main() -> None:
+def options() -> argparse.ArgumentParser:
+    """What `PipelineRun` tells its script."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
@@ -87,10 +92,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--staleness", type=int, required=True)
     parser.add_argument("--gate", type=Path, required=True, help="file with the number of steps that may be trained")
-    parser.add_argument("--cluster", help="where engines and trainer run (default: here)")
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=1)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = options().parse_args()
     asyncio.run(run(args, Record(args.record)))
 
 

@@ -49,6 +49,8 @@ float32 numbers of a batch depend on its size. Adam carries such differences on 
 class PipelineRun(Run):
     """The script and its processes. A step counts as finished when it is in the log."""
 
+    client = "benchmarks.pipeline_client"
+
     def __init__(self, folder: Path, model: Path, steps: int, staleness: int, options: Sequence[str] = ()) -> None:
         """`options` are more of the script's."""
         super().__init__(folder, model)
@@ -68,7 +70,7 @@ class PipelineRun(Run):
         with (self._folder / "script.log").open("ab") as log:
             self._script = subprocess.Popen(
                 [
-                    sys.executable, "-m", "benchmarks.pipeline_client", "--data-dir", str(self.data_dir),
+                    sys.executable, "-m", self.client, "--data-dir", str(self.data_dir),
                     "--model", str(self._model), "--record", str(self.record_path),
                     "--steps", str(self.steps), "--staleness", str(self.staleness), "--gate", str(self._gate),
                     *self._options,
@@ -160,7 +162,7 @@ def storm(run: PipelineRun, num_kills: int, rng: random.Random) -> tuple[Counter
     return killed, recovered_s, breaches
 
 
-def compare(disturbed: Trained, calm: Trained, staleness: int) -> tuple[float, list[str]]:
+def compare(disturbed: Trained, calm: Trained, staleness: int, relative: float = RELATIVE) -> tuple[float, list[str]]:
     """The largest relative difference of a loss, and what is wrong."""
     breaches = []
     steps = len(calm.rollouts)
@@ -182,7 +184,7 @@ def compare(disturbed: Trained, calm: Trained, staleness: int) -> tuple[float, l
             for name in LOSSES:
                 difference = abs(ours[name] - theirs[name]) / max(abs(theirs[name]), 1e-2)
                 worst = max(worst, difference)
-                if not difference <= RELATIVE:
+                if not difference <= relative:
                     breaches.append(f"{name} of step {step} is {ours[name]!r} with kills and {theirs[name]!r} without")
     return worst, breaches
 

@@ -55,12 +55,12 @@ def add_options(group: argparse._ArgumentGroup) -> None:
         "--together", type=int, nargs="+", help="numbers of models at once (default: 1 2 4 8, with --quick 1 2)"
     )
     group.add_argument("--sharing-steps", type=int, help="training steps of each model (default: 5, with --quick 2)")
-    group.add_argument("--sharing-held-out", type=int, help="held-out scenarios (default: 64, with --quick 8)")
+    group.add_argument("--held-out", type=int, help="held-out scenarios (default: 64, with --quick 8)")
 
 
 def run(args: argparse.Namespace) -> Result:
     steps = args.sharing_steps or (2 if args.quick else 5)
-    held_out = args.sharing_held_out or (8 if args.quick else 64)
+    held_out = args.held_out or (8 if args.quick else 64)
     numbers = sorted({1, *(args.together or ([1, 2] if args.quick else [1, 2, 4, 8]))})
     rows: list[dict[str, Cell]] = []
     with tempfile.TemporaryDirectory() as name:

@@ -29,13 +29,14 @@ SERVER = ServerConfig(heartbeat_timeout_s=60.0, child_start_timeout_s=120.0)
 
 
 class Record:
-    """Appended line by line, each one whole or absent."""
+    """Appended line by line, each one whole or absent; by several processes too."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._path = path
 
     def write(self, **fields: Any) -> None:
-        os.write(self._file, json.dumps(fields).encode() + b"\n")
+        with self._path.open("ab", buffering=0) as file:
+            file.write(json.dumps(fields).encode() + b"\n")
 
     def error(self, error: BaseException, during: str) -> None:
         self.write(error=type(error).__name__, message=str(error), during=during)

@@ -2,6 +2,7 @@
 
     python -m benchmarks tasks --task tic_tac_toe mail_search --seeds 101 102 103
     python -m benchmarks tasks --task game_2048 --seeds 101 --option size=4 --steps 20 --out out
+    python -m benchmarks tasks --baselines           scripted policies of all measured tasks, in a minute
     python -m benchmarks tasks --table               draws pictures and writes tables again, and runs nothing
 
 Each seed makes its own tiny model in a fresh data directory. What a seed found is written as soon as it has ended, to
@@ -12,11 +13,13 @@ scripted judge, which `art judge serve` also runs. `benchmarks/README.md` says w
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import tempfile
 from pathlib import Path
 
 from art.task import get_task
+from benchmarks.learnt.baselines import measure_baselines
 from benchmarks.learnt.blocks import renew_pages
 from benchmarks.learnt.results import RESULTS, Judge, Settings, read_all
 from benchmarks.learnt.runs import Plan, measure
@@ -27,10 +30,15 @@ from benchmarks.report import Result
 def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--task", nargs="+", default=["tic_tac_toe"], metavar="NAME", help="(default: tic_tac_toe)")
     group.add_argument("--seeds", nargs="+", type=int, default=[101, 102, 103], help="(default: 101 102 103)")
-    group.add_argument("--evaluate", type=int, help="held-out rollouts before and after (default: 400)")
+    group.add_argument("--held-out", type=int, help="held-out rollouts before and after (default: 400)")
     group.add_argument("--steps", type=int, help="training steps (default: the task's own)")
     group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="option of the task")
     group.add_argument("--jobs", type=int, default=1, help="runs at once (default: 1)")
+    group.add_argument(
+        "--baselines", action="store_true",
+        help="in place of trainings, measure scripted policies of every task that has results: chance, the best fixed "
+        "answer, the best rule",
+    )  # fmt: skip
     group.add_argument("--table", action="store_true", help="only draw pictures and write tables of what was measured")
     group.add_argument("--out", type=Path, help="folder of results and pictures (default: those of this repository)")
 
@@ -40,7 +48,11 @@ def run(args: argparse.Namespace) -> Result:
         folder = args.out or RESULTS
         if args.quick and args.out is None:  # figures of a short form do not replace the real ones
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if not args.table:
+        if args.baselines:
+            for one in read_all(folder):
+                if not one.settings.options:
+                    one.put_baselines(asyncio.run(measure_baselines(one.task, count=args.evaluate or 400)), folder)
+        elif not args.table:
             measure(plans(args), folder, jobs=args.jobs)
         results = read_all(folder)
         write_tables(results, folder, pictures=PICTURES if folder == RESULTS else folder)
@@ -50,7 +62,7 @@ def run(args: argparse.Namespace) -> Result:
         summary="The headline metric on held-out rollouts before and after `art train NAME`.",
         rows=[row_of_task(one) for one in results],
         notes=[
-            "means over the seeds, in brackets the lowest and the highest seed",
+            "medians over the seeds, in brackets the lowest and the highest seed",
             "CPU s and memory: of all processes together, the making of the tiny model included",
         ],
     )
@@ -64,7 +76,7 @@ def plans(args: argparse.Namespace) -> list[Plan]:
 def _settings(args: argparse.Namespace, task: str) -> Settings:
     options = dict(_split_option(option) for option in args.option)
     return Settings(
-        evaluate=args.evaluate or (20 if args.quick else 400), steps=args.steps or (2 if args.quick else None),
+        evaluate=args.held_out or (20 if args.quick else 400), steps=args.steps or (2 if args.quick else None),
         options=options, judge=Judge() if get_task(task, options, is_tiny=True).needs_judge else None,
     )  # fmt: skip
 

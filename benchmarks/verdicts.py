@@ -94,7 +94,7 @@ MEANS: tuple[tuple[str, Draw, float], ...] = (
 
 
 def change(before: Side, after: Side, *, paired: bool = True) -> Estimate:
-    """Estimate the change as `art train --evaluate` does, or as if the scenarios of the two sides were not known."""
+    """Estimate the change as `art train --held-out` does, or as if the scenarios of the two sides were not known."""
     first, second = (
         [(place if paired else None, value) for place, own in enumerate(side) for value in own]
         for side in (before, after)

@@ -23,16 +23,19 @@ PARTS: dict[str, list[Arm]] = {
     "report": [Arm(source="judge", reliability=reliability, passes=2, shrink=False) for reliability in (0.7, 0.5)],
 }
 CHEAP = ("yes_no_maybe",)
-TASKS = {"compare": ("yes_no_maybe", "tic_tac_toe", "mail_search"), "noise": CHEAP, "report": CHEAP}
+MORE = ("support_desk", "tic_tac_toe", "mail_search")
+TASKS = {"compare": (*CHEAP, *MORE), "noise": CHEAP, "report": CHEAP}
 """Tasks of each part that can be trained (shrunk scores, the part `passes`, were an option of judges that is gone): an
-answer of one word whose reward has degrees, a game of several turns, whose reward is known at its end, and questions
-that need tools. The first costs so little that noise is measured on it with five seeds."""
-SEEDS = {"yes_no_maybe": (101, 102, 103, 104, 105), "tic_tac_toe": (101, 102, 103), "mail_search": (101, 102, 103)}
+answer of one word whose reward has degrees, an answer that has to be read from the request, a game of several turns,
+whose reward is known at its end, and questions that need tools. The first costs so little that noise is measured on
+it with five seeds."""
+SEEDS = {"yes_no_maybe": (101, 102, 103, 104, 105), **dict.fromkeys(MORE, (101, 102, 103))}
 SETTINGS = {
     # Small steps at a low rate: at the task's own rate, the first 16 rollouts teach most of what there is to learn.
     "yes_no_maybe": Settings(
         steps=16, every=1, evaluate=150, split="test", groups=4, rollouts=4, learning_rate=4e-4
     ),
+    "support_desk": Settings(steps=16, every=4, evaluate=200, split="test", groups=8, rollouts=8),
     "tic_tac_toe": Settings(steps=20, every=5, evaluate=200, split="test", groups=16, rollouts=8),
     "mail_search": Settings(steps=20, every=5, evaluate=200, split="test", groups=8, rollouts=8),
 }  # fmt: skip

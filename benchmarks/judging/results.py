@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from benchmarks.learnt.results import HeldOut
 
-RESULTS = Path(__file__).parents[1] / "results" / "2026-11-23-cpu" / "judged"
+RESULTS = Path(__file__).parents[1] / "results" / "2026-11-29-cpu" / "judged"
 Source = Literal["hand", "judge", "both"]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-RESULTS = Path(__file__).parents[1] / "results" / "2026-11-23-cpu" / "tasks"
+RESULTS = Path(__file__).parents[1] / "results" / "2026-11-29-cpu" / "tasks"
 """Where the newest results are."""
 JUDGE_PORT = "8010"
 JUDGE_URL = f"http://127.0.0.1:{JUDGE_PORT}/v1"
@@ -35,6 +35,13 @@ class HeldOut(_Stored):
     @property
     def text(self) -> str:
         return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+class Baseline(HeldOut):
+    """What a scripted policy reaches on the same kind of held-out scenarios."""
+
+    about: str
+    """What the policy does."""
 
 
 class Judge(_Stored):
@@ -65,7 +72,7 @@ class Settings(_Stored):
         """The options of `art train`."""
         steps = [] if self.steps is None else ["--steps", str(self.steps)]
         options = [word for key, value in self.options.items() for word in ("-o", f"{key}={value}")]
-        return ["--evaluate", str(self.evaluate), *steps, *options, *self.judge_arguments(judge_url)]
+        return ["--held-out", str(self.evaluate), *steps, *options, *self.judge_arguments(judge_url)]
 
     def judge_arguments(self, judge_url: str = JUDGE_URL) -> list[str]:
         """The options that name the judge; none for a task with a reward of its own."""
@@ -106,6 +113,8 @@ class TaskResults(_Stored):
     task: str
     settings: Settings
     seeds: Sequence[SeedResult] = ()
+    baselines: Mapping[str, Baseline] = Field(default_factory=dict)
+    """What scripted policies reach: `random` any legal answer, `constant` the best fixed one, `rule` the best one."""
 
     @classmethod
     def open(cls, folder: Path, task: str, settings: Settings) -> Self:
@@ -143,7 +152,14 @@ class TaskResults(_Stored):
     def put(self, result: SeedResult, folder: Path) -> Self:
         """Write the file with this seed added or replaced, and return the new results."""
         others = [one for one in self.seeds if one.seed != result.seed]
-        new = self.model_copy(update={"seeds": sorted([*others, result], key=lambda one: one.seed)})
+        return self._write(folder, seeds=sorted([*others, result], key=lambda one: one.seed))
+
+    def put_baselines(self, baselines: Mapping[str, Baseline], folder: Path) -> Self:
+        """Write the file with these baselines, and return the new results."""
+        return self._write(folder, baselines=baselines)
+
+    def _write(self, folder: Path, **changes: Any) -> Self:
+        new = self.model_copy(update=changes)
         path = file_of(folder, self.task, self.settings.options)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".part")

@@ -23,23 +23,34 @@ from benchmarks.report import Cell
 
 PICTURES = ROOT / "docs" / "images" / "tasks"
 TASK_PAGES = ROOT / "docs" / "tasks"
+SCRIPTED = ("random", "fixed answer", "best script")
+"""Columns of the scripted policies."""
 
 
 def row_of_task(results: TaskResults) -> dict[str, Cell]:
-    """One row for all seeds: means, with the lowest and the highest seed."""
+    """One row for all seeds: medians, with the lowest and the highest seed, beside scripted policies."""
     seeds = results.seeds
     learnt = sum(one.is_learnt for one in seeds)
     steps = [len(one.headlines) for one in seeds]
     return {
         "task": results.title,
         "metric": seeds[0].metric,
-        "before": _range([one.before.mean for one in seeds], ".2f"),
-        "after": _range([one.after.mean for one in seeds], ".2f"),
+        **figures(results),
         "intervals apart": f"{learnt} of {len(seeds)} seeds",
         "steps": " to ".join(map(str, sorted({min(steps), max(steps)}))),
         "CPU s": _range([one.cpu_s for one in seeds], ".0f"),
         "wall s": _range([one.wall_s for one in seeds], ".0f"),
         "memory": f"{max(one.peak_memory_bytes for one in seeds) / 1e9:.1f} GB",
+    }
+
+
+def figures(results: TaskResults) -> dict[str, Cell]:
+    """The metric of scripted policies (empty if they were not measured), and of the model before and after training."""
+    scripted = [results.baselines.get(name) for name in ("random", "constant", "rule")]
+    return {
+        **dict(zip(SCRIPTED, ("" if one is None else f"{one.mean:.2f}" for one in scripted), strict=True)),
+        "before": _range([one.before.mean for one in results.seeds], ".2f"),
+        "after": _range([one.after.mean for one in results.seeds], ".2f"),
     }
 
 
@@ -101,6 +112,10 @@ def section(results: TaskResults, page: Path, picture: Path) -> str:
             f" The judge `{judge.command(results.task)}` scored the rollouts from before and after training together; "
             "its own time is not counted."
         )
+    if results.baselines:
+        scripted = zip(SCRIPTED, (results.baselines[name] for name in ("random", "constant", "rule")), strict=True)
+        told = "; ".join(f"{name} {one.mean:.2f} ({one.about})" for name, one in scripted)
+        about += f"\n\nScripted policies, which see what the model sees: {told}."
     image = f"![{results.title}: the metric by step]({relative(picture, page)})"
     return f"{image}\n\n{about}\n\n{markdown_table([row_of_seed(one) for one in results.seeds])}"
 
@@ -131,5 +146,5 @@ def block(results: Sequence[TaskResults], page: Path, name: str | None) -> str:
 
 
 def _range(values: Sequence[float], form: str) -> str:
-    mean, low, high = statistics.fmean(values), min(values), max(values)
-    return f"{mean:{form}}" if len(values) == 1 else f"{mean:{form}} ({low:{form}} to {high:{form}})"
+    median, low, high = statistics.median(values), min(values), max(values)
+    return f"{median:{form}}" if len(values) == 1 else f"{median:{form}} ({low:{form}} to {high:{form}})"

@@ -174,6 +174,6 @@ servers.close()
 #   good rollout looks like. [docs/rewards.md](../../docs/rewards.md) has other judges, sums of judges and functions,
 #   and how to measure a judge.
 # - **Mailbox.** A tiny model gets a short form. The full one has mailboxes with threads and corrections.
-# - **In one command.** `art train mail_search --judge openai/o3 --evaluate 200`.
+# - **In one command.** `art train mail_search --judge openai/o3 --held-out 200`.
 # - **Model.** On a machine with a GPU set `BASE_MODEL = "Qwen/Qwen2.5-14B-Instruct"` or another model that calls
 #   tools. `art doctor MODEL --task mail_search` says before the training whether it fits and how long a step takes.

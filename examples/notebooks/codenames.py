@@ -152,7 +152,7 @@ await BACKEND.close()
 # - **Two agents.** Put the conversation of a second agent into `trajectory.additional_histories`, and give the
 #   trajectory one reward for both. With `OPTIONS = {"train": "guesser"}` only one role is trained, beside a scripted
 #   partner.
-# - **In one command.** `art train codenames --evaluate 400`.
+# - **In one command.** `art train codenames --held-out 400`.
 # - **Model.** On a machine with a GPU set `BASE_MODEL = "Qwen/Qwen2.5-7B-Instruct"`: the full game has 25 words, and
 #   any word can be a clue. `art doctor MODEL --task codenames` says before the training whether the model fits and how
 #   long a step takes.

@@ -149,7 +149,7 @@ await BACKEND.close()
 #
 # - **Long games.** Put what the next move depends on into the last message, and earlier turns into
 #   `trajectory.additional_histories`.
-# - **In one command.** `art train game_2048 --evaluate 400`.
+# - **In one command.** `art train game_2048 --held-out 400`.
 # - **Model.** On a machine with a GPU set `BASE_MODEL = "Qwen/Qwen2.5-7B-Instruct"`: the full game is played to 2048
 #   on 4 x 4 cells, with moves as XML. A lower goal makes shorter
 #   games: `OPTIONS = {"goal": 128}`. `art doctor MODEL --task game_2048` says before the training whether the model

@@ -143,7 +143,7 @@ await BACKEND.close()
 # - **Puzzles.** `OPTIONS` choose the size of a case and the kinds of clues;
 #   [docs/tasks.md](../../docs/tasks.md) has the page of the task. For puzzles of your own, write a task whose reward
 #   counts right answers.
-# - **In one command.** `art train temporal_clue --evaluate 400`.
+# - **In one command.** `art train temporal_clue --held-out 400`.
 # - **Model.** On a machine with a GPU set `BASE_MODEL = "Qwen/Qwen2.5-7B-Instruct"`: the full form has four suspects,
 #   rooms, hours, weapons and motives, and a model may think before it answers. `art doctor MODEL --task temporal_clue`
 #   says before the training whether the model fits and how long a step takes.

@@ -159,7 +159,7 @@ await BACKEND.close()
 #
 # - **Game.** Replace the body of `rollout`: show what your agent needs to see, append each `choice`, set the reward at
 #   the end. Rollouts of one group must differ, by the opponent or by sampling, or there is nothing to compare.
-# - **In one command.** `art train tic_tac_toe --evaluate 400` runs the ready task that this notebook is made from.
+# - **In one command.** `art train tic_tac_toe --held-out 400` runs the ready task that this notebook is made from.
 # - **Model.** On a machine with a GPU set `BASE_MODEL = "Qwen/Qwen2.5-7B-Instruct"`, `LEARNING_RATE = 1e-5` and a
 #   `max_completion_tokens` that leaves room for thinking. `art doctor MODEL --task tic_tac_toe` says before the
 #   training whether it fits and how long a step takes.

@@ -19,6 +19,7 @@ how long to wait.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,15 @@ class Run:
         return hashlib.sha256(f"{self.project}/{self.name}".encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How often values lie in bins of equal width, as a row counts them."""
+
+    edges: tuple[float, ...]
+    """Ends of the bins, one more than there are bins."""
+    counts: tuple[float, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One row of `history.jsonl`. A step has several: one per `model.log` call."""
@@ -63,6 +73,27 @@ class Row:
     recorded_at: datetime
     metrics: Mapping[str, float]
     """Finite numbers by full name, such as `train/reward`. Values that were NaN or infinite are absent."""
+
+    def split_histograms(self) -> tuple[dict[str, float], dict[str, Histogram]]:
+        """Return the metrics that are single numbers, and the histograms that the others are the bins of.
+
+        Example: `data/reward_hist/0`, `/1` ... with `data/reward_min` and `data/reward_max` are `data/reward_hist`.
+        """
+        scalars, histograms = dict(self.metrics), {}
+        for first in (name for name in self.metrics if name.endswith("_hist/0")):
+            name = first.removesuffix("/0")
+            low, high = (self.metrics.get(f"{name.removesuffix('_hist')}_{end}") for end in ("min", "max"))
+            if low is None or high is None:
+                continue
+            bins = list(itertools.takewhile(scalars.__contains__, (f"{name}/{n}" for n in itertools.count())))
+            counts = tuple(scalars.pop(one) for one in bins)
+            if low == high:  # all values are equal: one bin around them
+                histograms[name] = Histogram((low - 0.5, high + 0.5), (sum(counts),))
+            else:
+                width = (high - low) / len(counts)
+                edges = (*(low + width * number for number in range(len(counts))), high)
+                histograms[name] = Histogram(edges, counts)
+        return scalars, histograms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

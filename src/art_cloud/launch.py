@@ -1,11 +1,11 @@
 """`art launch`: start an ART server on another machine, and look after it.
 
-    art launch --gpu H100:1 --idle 30m                      on a machine that SkyPilot rents
+    art launch --gpu H100:1 --idle 30m      on a machine that SkyPilot rents
     art launch --cloud ssh --host alice@gpu-box --gpu --model qwen-2.5-7b
     art launch status
-    art launch tunnel gpu-box                    keep it running: it makes the server reachable here
+    art launch tunnel gpu-box     makes it reachable here; keep it running
     art launch logs gpu-box
-    art launch stop gpu-box                      its data stays; the next launch goes on with it
+    art launch stop gpu-box       its data stays; the next launch continues
     art launch down gpu-box --delete-data
 
 A machine is reached by ssh only; no port of it is opened to a network. What was launched is recorded in
@@ -54,8 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "(default: what the other options mean)",
     )  # fmt: skip
     parser.add_argument(
-        "--name", help="of the record here, and of the server among those of the account (default: art for a rented "
-        "machine; with ssh the record is named like the machine, and the server is in ~/.art/servers/default)",
+        "--name", help="name of the record here, and of the server among those of the account (default: art for a "
+        "rented machine; with ssh the record is named like the machine, and the server is in ~/.art/servers/default)",
     )  # fmt: skip
     parser.add_argument("--model", action="append", dest="models", metavar="MODEL", help="base model to load first")
     parser.add_argument(
@@ -63,19 +63,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--source", help="what to install: index, a folder of ART's source (default: what runs here)")
     parser.add_argument("--extra", action="append", dest="extras", help="part of ART to install (default: local)")
-    parser.add_argument("--python", default="python3", help="Python 3.11 or newer on the machine (default: python3)")
-    parser.add_argument("--folder", help="of the server on the machine (default: ~/.art/servers/NAME, or .../default)")
+    parser.add_argument("--python", default="python3", help="which Python there, 3.11 or newer (default: python3)")
+    parser.add_argument("--folder", help="folder of the server there (default: ~/.art/servers/NAME, or .../default)")
     ssh = parser.add_argument_group("machines reached by ssh (--cloud ssh)")
     ssh.add_argument("--host", metavar="[USER@]MACHINE", help="the machine, or an alias of ~/.ssh/config")
     ssh.add_argument("--ssh-config", metavar="FILE", help="configuration in place of ~/.ssh/config")
-    sky = parser.add_argument_group("machines that SkyPilot rents (--gpu H100:1, or --cloud aws, gcp, kubernetes ...)")
+    sky = parser.add_argument_group("machines that SkyPilot rents (--gpu H100:1)")
     sky.add_argument("--region", help="region of the cloud, or context of Kubernetes")
     sky.add_argument("--spot", action="store_true", help="a cheaper machine that its cloud may take away")
     sky.add_argument(
         "--idle", type=lambda text: duration(text) // 60, dest="idle_minutes", metavar="TIME",
         help="how long without rollouts and jobs until it goes (default: 30m)",
     )  # fmt: skip
-    sky.add_argument("--volume", help="SkyPilot volume that holds the data and outlives the machine")
+    sky.add_argument("--volume", help="volume of SkyPilot that holds the data and outlives the machine")
     sky.add_argument("--dry-run", action="store_true", help="print the task file for `sky launch`, and rent nothing")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     for name, summary in _NAMED.items():

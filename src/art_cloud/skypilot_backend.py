@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from art.backoff import retry
+from art.client.terminal import ProgressLine
 from art.config import ServerConfig
 from art.errors import ConfigError, MachineError, UnreachableError
 from art_cloud.ssh import SHOWN_STDERR, Ssh, run_process, shell_path
@@ -331,16 +332,18 @@ class SkyPilotBackend(SshBackend):
             with tempfile.NamedTemporaryFile("w", suffix=".sky.yaml") as file:
                 file.write(self.task())
                 file.flush()
-                await self._sky.run(
-                    "launch", "--cluster", self.cluster, "--yes", "--detach-run", file.name,
-                    timeout_s=CHANGE_TIMEOUT_S,
-                )  # fmt: skip
+                with ProgressLine(f"{self.cluster}: launching"):
+                    await self._sky.run(
+                        "launch", "--cluster", self.cluster, "--yes", "--detach-run", file.name,
+                        timeout_s=CHANGE_TIMEOUT_S,
+                    )  # fmt: skip
             if not await self.is_up():
                 raise MachineError(f"SkyPilot launched {self.cluster!r}, and it is gone again; see `sky status`")
         await self.ssh.run(self.config.make_folder(self.server_folder))
         if self._home_copy.exists() and not await self._has_data():
             say(f"{self.cluster}: its data comes back from {self._home_copy}")
-            await self._copy(f"{self._home_copy}/", self._remote_data())
+            with ProgressLine(f"{self.cluster}: copying"):
+                await self._copy(f"{self._home_copy}/", self._remote_data())
         if self.environment:
             lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.environment.items())
             write = f"umask 077; cat > {shell_path(self.server_folder)}/environment.sh"
@@ -377,9 +380,11 @@ class SkyPilotBackend(SshBackend):
             if self.config.volume is None:
                 say(f"{self.cluster}: copying its data to {self._home_copy}")
                 self._home_copy.mkdir(parents=True, exist_ok=True)
-                await self._copy(self._remote_data(), f"{self._home_copy}/")
+                with ProgressLine(f"{self.cluster}: copying"):
+                    await self._copy(self._remote_data(), f"{self._home_copy}/")
         say(f"{self.cluster}: deleting the machine")
-        await self._sky.run("down", "--yes", self.cluster, timeout_s=CHANGE_TIMEOUT_S)
+        with ProgressLine(f"{self.cluster}: deleting"):
+            await self._sky.run("down", "--yes", self.cluster, timeout_s=CHANGE_TIMEOUT_S)
         if await self._sky.status(self.cluster) is not None:
             raise MachineError(f"the cluster {self.cluster!r} is not gone, and costs money; try `sky down` yourself")
         if delete_data:

@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from art.backend import Backend
 from art.client.client import ServerClient
+from art.client.terminal import ProgressLine, above_progress
 from art.config import ServerConfig
 from art.errors import ArtError, ConfigError, MachineError
 from art_cloud.ssh import SHOWN_STDERR, Ssh, Tunnel, shell_path
@@ -324,7 +325,8 @@ class SshBackend(Backend):
         """
         await self.close()
         say(f"{self.ssh.host}: deleting {self.server_folder}{'' if delete_data else ', except its data'}")
-        await self.stop_server()
+        with ProgressLine(f"{self.ssh.host}: stopping art-server"):
+            await self.stop_server()
         folder = shell_path(self.server_folder)
         script = (
             f"cd {folder} 2> /dev/null || exit 0\nrm -rf venv source installed api.key settings.json environment.sh "
@@ -387,7 +389,8 @@ class SshBackend(Backend):
         say(f"{self.ssh.host}: installing {target} into {self.server_folder}/venv (minutes, the first time)")
         values = {"DIGEST": digest, "TARGET": shlex.quote(target), "PYTHON": shell_path(self.install.python)}
         script = self._fill(" ".join(_INSTALL.split("\n")), values)
-        done = await self.ssh.run(script, input=source, timeout_s=INSTALL_TIMEOUT_S)
+        with ProgressLine(f"{self.ssh.host}: installing"):
+            done = await self.ssh.run(script, input=source, timeout_s=INSTALL_TIMEOUT_S)
         if done.returncode != 0:
             said = (done.stdout + done.stderr).strip()[-SHOWN_STDERR:]
             raise MachineError(f"{self.ssh.host}: installing ART into {self.server_folder} failed:\n{said}")
@@ -397,7 +400,8 @@ class SshBackend(Backend):
 
         The API key is made here when the server is first started, and is kept on the other machine for later starts.
         """
-        state = await self._ask(_START)
+        with ProgressLine(f"{self.ssh.host}: starting art-server"):
+            state = await self._ask(_START)
         if state is None:
             raise MachineError(
                 f"nothing is installed in {self.server_folder} on {self.ssh.host}; `art launch` installs ART there"
@@ -436,5 +440,6 @@ class SshBackend(Backend):
 
 def say(line: str) -> None:
     """Tell about a long step on standard error."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    with above_progress():
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -17,6 +17,8 @@ OBJECT_STORE_BYTES = 256 * 2**20
 """Shared memory of a Ray that is started here."""
 THIS_MACHINE = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray/ray_current_cluster"
 """File in which `ray start` writes the address of this machine's cluster."""
+_JOIN_TRIES = "RAY_gcs_server_port_wait_time_s"
+"""Variable of Ray: how often, about once a second, it asks a head that refuses. By default 20 times."""
 
 
 def import_ray() -> Any:
@@ -53,10 +55,19 @@ def connect(address: str | None, **options: Any) -> None:
                 "address, HOST:6379 or ray://HOST:10001, here or in RAY_ADDRESS; without one a cluster is started on "
                 "this machine"
             ) from error
+    is_brief = address != "local" and _JOIN_TRIES not in os.environ
+    if is_brief:
+        os.environ[_JOIN_TRIES] = f"{CONNECT_TIMEOUT_S:.0f}"
     try:
         ray.init(address=address, **options)
-    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:  # versions, token
-        raise ConfigError(f"cannot use the Ray cluster at {address}: {error}") from error
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"cannot use the Ray cluster at {address}: {error}. Something answers there; compare this machine's token "
+            "(~/.ray/auth_token, RAY_AUTH_TOKEN) and its versions of Ray and Python with the cluster's"
+        ) from error
+    finally:
+        if is_brief:
+            del os.environ[_JOIN_TRIES]
 
 
 def describe_room() -> str:

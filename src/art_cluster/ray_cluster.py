@@ -2,7 +2,7 @@
 
     server --(Ray: where, how many, what died)--> WorkerActor on a node --> engine or trainer process
            <--(TCP with TLS: calls, tokens, heartbeats)--
-           --(Ray's object store: adapters, samples, checkpoints)-->
+           --(Ray's object store, or a common folder: adapters, samples, checkpoints)-->
 
 Each engine, and each rank of a trainer, is an actor in a bundle of a placement group. Ray only places them and tells
 when one is gone: supervision, repetition and the handshake are the server's, as for processes on its own machine.
@@ -16,26 +16,22 @@ import logging
 import os
 import secrets
 import socket
-from collections import OrderedDict
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from art.config import ModelSettings, ServerConfig, VllmConfig
-from art.config.base_models import looks_like_path
-from art.errors import ConfigError, ProcessError, StorageError
-from art.protocol.calls import Call, LoadAdapter, PrepareWeights, SampleFile
+from art.config import ModelSettings, ServerConfig
+from art.errors import ArtError, ConfigError, ProcessError
 from art.protocol.rpc import RpcClient
 from art.protocol.training import CheckResult
-from art.storage import checkpoints
-from art.storage.atomic import new_directory, write_file
+from art.runtime.placement import devices_per_engine, with_replicas
 from art.storage.layout import DataDir
-from art.worker.door import WorkerDoor, WorkerKind
+from art.worker.door import Worker, WorkerDoor, WorkerKind
 from art.worker.launch import Launcher, Process, Program
 from art_cluster.connect import connect, describe_room
 from art_cluster.examination import (
@@ -48,19 +44,16 @@ from art_cluster.examination import (
     look_at_cluster,
     look_at_nodes,
 )
-from art_cluster.worker_actor import Files, WorkerActor, digest_of, read_files, write_files
+from art_cluster.files import RayFiles, SentFiles, discard, finished, own_folder
+from art_cluster.worker_actor import WorkerActor
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-PLACE_TIMEOUT_S = 10.0
-"""Longest wait for a cluster to answer, and for room in it."""
-MAX_KEPT = 12
-"""Files and folders of calls that stay on the nodes: the last checkpoints, which the next calls name again."""
+ANSWER_TIMEOUT_S = 10.0
+"""Longest wait for a cluster to answer."""
+_WAIT_S = 1.0
+"""Longest wait for room in one thread, so that the end of the server need not wait longer."""
 LOOK_EVERY_S = 2.0
-MAX_OBJECTS = 3
-"""Files and folders that stay in the object store."""
-_NOT_FOR_ENGINES = (checkpoints.OPTIMIZER,)
 
 
 class RayCluster:
@@ -68,11 +61,11 @@ class RayCluster:
 
     def __init__(self, config: ServerConfig, data_dir: DataDir) -> None:
         self._address = config.cluster if "://" in str(config.cluster) else os.environ.get("RAY_ADDRESS")
-        self._worker_address = config.worker_address
-        self.key, self.session = secrets.token_hex(32), secrets.token_hex(8)
+        self.config, self._data_dir = config, data_dir
+        self.key = secrets.token_hex(32)
         self.door = WorkerDoor(self.key)
         self.door_address = ""
-        self.sent = SentFiles()
+        self.sent = SentFiles(None)
         self.launchers: dict[str, RayLauncher] = {}
         """Those that have been used, by the name of what they start."""
         self._view: dict[str, Any] = {}
@@ -80,7 +73,10 @@ class RayCluster:
 
     async def open(self) -> None:
         connect(self._address, log_to_driver=False, ignore_reinit_error=True)
-        host, _, port = (self._worker_address or f"{_own_address(self._address)}:0").rpartition(":")
+        if self.config.cluster_files is not None:
+            folder = await asyncio.to_thread(own_folder, self.config.cluster_files, self._data_dir.root)
+            self.sent = SentFiles(folder)
+        host, _, port = (self.config.worker_address or f"{_own_address(self._address)}:0").rpartition(":")
         await self.door.open(host, int(port))
         self.door_address = f"{host}:{self.door.port}"
         self._view = await asyncio.to_thread(look_at_cluster)
@@ -98,6 +94,12 @@ class RayCluster:
     def launcher(self, kind: WorkerKind, name: str, settings: ModelSettings) -> Launcher:
         return RayLauncher(self, kind, name, settings)
 
+    def replicas_beside_trainer(self, settings: ModelSettings) -> int:
+        (need, *_), ranks = bundles_of("engine", settings), bundles_of("trainer", settings)
+        ((name, size),) = need.items()
+        taken = sum(rank.get(name, 0.0) for rank in ranks)
+        return int((self._view["free"].get(name, 0.0) - taken) // size)
+
     def status(self) -> dict[str, Any]:
         """Return what `_keep_looking` has seen last."""
         actors = [launcher.status() for launcher in self.launchers.values()]
@@ -109,16 +111,17 @@ class RayCluster:
         """Reserve places for engine and trainer, look at the nodes, and give everything back."""
         connect(self._address, log_to_driver=False, ignore_reinit_error=True)
         try:
-            return [check_cluster(await asyncio.to_thread(look_at_cluster)), *await self._plan(settings, base_model)]
+            self._view = await asyncio.to_thread(look_at_cluster)
+            settings = with_replicas(settings, self.replicas_beside_trainer(settings))
+            return [check_cluster(self._view), *await self._plan(settings, base_model)]
         finally:
             await self.close()
 
     async def _plan(self, settings: ModelSettings, base_model: str | None) -> list[CheckResult]:
-        threads = settings.engine.num_threads or 1, settings.trainer.num_threads or 1
         actors: list[tuple[WorkerKind, str]] = [
             *(
                 ("engine", f"engine {number}" if number > 1 else "engine")
-                for number in range(1, settings.engine.replicas + 1)
+                for number in range(1, settings.engine.num_replicas + 1)
             ),
             ("trainer", "trainer"),
         ]
@@ -126,7 +129,7 @@ class RayCluster:
         self.launchers |= {name: launcher for (_, name), launcher in zip(actors, launchers, strict=True)}
         looking = asyncio.create_task(look_at_nodes())
         found = await asyncio.gather(
-            *(one.reserve(one.bundles(threads[one.kind == "trainer"]), EXAMINE_TIMEOUT_S) for one in launchers),
+            *(one.reserve(EXAMINE_TIMEOUT_S) for one in launchers),
             return_exceptions=True,
         )
         nodes = await looking
@@ -143,6 +146,8 @@ class RayCluster:
             self._looking.cancel()
         await asyncio.gather(*(launcher.close() for launcher in list(self.launchers.values())))
         await self.door.close()
+        if self.sent.folder is not None:
+            await asyncio.to_thread(discard, self.sent.folder)
         await asyncio.to_thread(ray.shutdown)
 
 
@@ -151,20 +156,26 @@ class RayLauncher:
 
     def __init__(self, cluster: RayCluster, kind: WorkerKind, name: str, settings: ModelSettings) -> None:
         self._cluster, self.kind, self._name, self._settings = cluster, kind, name, settings
+        self._folder = secrets.token_hex(8)
+        """Name of a folder on each node. Another engine there may still use files that this one deletes in its own."""
         self._group: Any = None
         self._actors: list[Any] = []
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[ArtError] | None = None
         self._machines: list[str] = []
         self._num_starts = 0
+        self.problem: str | None = None
+        """What it lacks to be placed."""
 
     def status(self) -> dict[str, Any]:
-        return {"name": self._name, "machines": self._machines, "starts": self._num_starts}
+        return {
+            "name": self._name, "machines": self._machines, "starts": self._num_starts, "problem": self.problem
+        }  # fmt: skip
 
     async def start(self, program: Program, client: RpcClient, timeout_s: float) -> Process:
         self._cluster.launchers[self._name] = self
         await self._end_actors()
-        bundles = self.bundles(program.num_threads)
-        await self.reserve(bundles)
+        await self.reserve(self._cluster.config.room_timeout_s)
+        bundles = bundles_of(self.kind, self._settings)
         self._actors = [self._make_actor(rank, bundle) for rank, bundle in enumerate(bundles)]
         roots = await _answers(
             [actor.root.remote() for actor in self._actors], timeout_s, f"actors of the {self._name}"
@@ -187,41 +198,36 @@ class RayLauncher:
             for actor, own in zip(self._actors[1:], variables[1:], strict=True)
         ]
         self._watch = asyncio.create_task(self._watch_actors([work, *ranks], client), name=f"watch {self._name}")
-        worker = await door.take(self.kind, ticket, timeout_s)
+        worker = await self._taken(self._watch, door.take(self.kind, ticket, timeout_s))
         client.files = RayFiles(self._actors, roots[0], self._cluster.sent)
         self._num_starts += 1
         process = door.start(worker, replace(program, variables=variables[0]), client)
         self._machines = await _answers([actor.machine.remote() for actor in self._actors], timeout_s, "the nodes")
         return process
 
-    def bundles(self, num_threads: int) -> list[dict[str, float]]:
-        """What each actor needs: its GPUs, or on a cluster without any the CPUs of its threads."""
-        engine, trainer = self._settings.engine, self._settings.trainer
-        own = engine if self.kind == "engine" else trainer
-        num_gpus = engine.num_devices if self.kind == "engine" and isinstance(engine, VllmConfig) else 1
-        num_actors = trainer.num_processes if self.kind == "trainer" else 1
-        has_gpus = ray.cluster_resources().get("GPU", 0) > 0
-        if own.device == "cuda" or (own.device == "auto" and has_gpus):
-            return [{"GPU": float(num_gpus)}] * num_actors
-        return [{"CPU": float(num_threads)}] * num_actors
-
-    async def reserve(self, bundles: list[dict[str, float]], timeout_s: float = PLACE_TIMEOUT_S) -> None:
+    async def reserve(self, timeout_s: float) -> None:
         """Wait for a place for each actor. A request that found none stays, so that an autoscaler can see it.
 
         Raises:
             ConfigError: there was no room in time.
         """
+        bundles = bundles_of(self.kind, self._settings)
         if self._group is None:
             self._group = await asyncio.to_thread(ray.util.placement_group, bundles, strategy="PACK", name=self._name)
-        ready = await asyncio.to_thread(self._group.wait, timeout_s)
-        if ready:
-            return
         asked = " + ".join(f"{value:g} {name}" for bundle in bundles for name, value in bundle.items())
-        raise ConfigError(
-            f"the {self._name} finds no room on the Ray cluster: it needs {asked}, each on one node; there are "
-            f"{describe_room()}. Add nodes, end other work there, or ask for less (`num_processes`, `replicas`, "
-            "`num_threads`)"
-        )
+        begin = time.monotonic()
+        while not await asyncio.to_thread(self._group.wait, _WAIT_S):
+            waited_s = time.monotonic() - begin
+            self.problem = self.problem or (
+                f"the {self._name} finds no room on the Ray cluster: it needs {asked}, each on one node; there are "
+                f"{await asyncio.to_thread(describe_room)}"
+            )
+            if waited_s >= timeout_s:
+                raise ConfigError(
+                    f"{self.problem}. Add nodes, end other work there, or ask for less (`num_processes`, `replicas`, "
+                    "`num_threads`). Where an autoscaler adds nodes, give it time: `room_timeout_s`"
+                )
+        self.problem = None
 
     async def places(self) -> list[Place]:
         """Return where the actors are to run, after `reserve`."""
@@ -235,22 +241,37 @@ class RayLauncher:
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
         options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0), "max_restarts": 0}
         actor = ray.remote(WorkerActor).options(scheduling_strategy=strategy, **options)
-        return actor.remote(self._cluster.session)
+        return actor.remote(self._folder)
 
-    async def _watch_actors(self, works: Sequence[Any], client: RpcClient) -> None:
-        """End the connection when Ray says that an actor is gone, or a rank has ended."""
+    async def _taken(self, watch: asyncio.Task[ArtError], take: Coroutine[Any, Any, Worker]) -> Worker:
+        """Return the worker that comes to the door. Raises at once what its actor ended with, if it ends before."""
+        taking = asyncio.create_task(take, name=f"take the {self._name}")
+        try:
+            await asyncio.wait([taking, watch], return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                raise await watch
+        finally:
+            taking.cancel()
+        return taking.result()
 
-        async def end_of(work: Any) -> str:
+    async def _watch_actors(self, works: Sequence[Any], client: RpcClient) -> ArtError:
+        """End the connection when Ray says that an actor is gone, or a rank has ended. Returns why."""
+
+        async def end_of(work: Any) -> ArtError:
             try:
-                return str(await work)
+                return ProcessError(f"rank of the {self._name}: {await work}")
+            except ConfigError as error:  # the door refused it
+                return ConfigError(f"the {self._name} cannot run on its node: {getattr(error, 'cause', error)}")
             except Exception as error:  # of Ray: the actor died, or what it ran failed
-                return f"{type(error).__name__}: {error}".splitlines()[0]
+                return ProcessError(f"{type(error).__name__}: {error}".splitlines()[0])
 
         ends = [asyncio.create_task(end_of(work)) for work in works]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            logger.warning("an actor of the %s has ended: %s", self._name, done.pop().result())
+            reason = done.pop().result()
+            logger.warning("an actor of the %s has ended: %s", self._name, reason)
             client.abort()
+            return reason
         finally:
             for end in ends:
                 end.cancel()
@@ -266,133 +287,26 @@ class RayLauncher:
         """End the actors, with their files, and give their places back."""
         self._cluster.launchers.pop(self._name, None)
         with contextlib.suppress(ProcessError):  # a node that is gone has nothing left to delete
-            await _answers([actor.leave.remote() for actor in self._actors], PLACE_TIMEOUT_S, "the nodes")
+            await _answers([actor.leave.remote() for actor in self._actors], ANSWER_TIMEOUT_S, "the nodes")
         await self._end_actors()
         if self._group is not None:
             await asyncio.to_thread(ray.util.remove_placement_group, self._group)
 
 
-class SentFiles:
-    """The last files that went into the object store. All engines ask for those of a publish, which go there once."""
-
-    def __init__(self) -> None:
-        self._objects: OrderedDict[str, asyncio.Task[tuple[Any, str]]] = OrderedDict()
-
-    async def put(self, key: str, path: Path, leave_out: tuple[str, ...]) -> tuple[Any, str]:
-        """Return the reference of a file's or folder's content, and its hash. `key` is what `_identity` returns."""
-        if key not in self._objects:
-            self._objects[key] = asyncio.create_task(asyncio.to_thread(_put, path, leave_out), name=f"put {path}")
-            for old in list(self._objects)[:-MAX_OBJECTS]:
-                del self._objects[old]
-        task = self._objects[key]
-        try:
-            return await asyncio.shield(task)
-        except StorageError:
-            if self._objects.get(key) is task:  # the next call tries again
-                del self._objects[key]
-            raise
-
-
-class RayFiles:
-    """Carries the files of calls to the actors of one engine or trainer, and back from the first of them."""
-
-    def __init__(self, actors: Sequence[Any], root: str, objects: SentFiles) -> None:
-        self._actors, self._objects = actors, objects
-        self._root = Path(root)
-        self._kept: OrderedDict[str, Path] = OrderedDict()
-        """What the nodes have, by its hash: the path there."""
-        self._made: dict[Path, Path] = {}
-        """Paths that a running call writes, here and there."""
-
-    async def sent(self, call: Call[Result]) -> Call[Result]:
-        values = dict(call.params)
-        for name in call.reads:
-            values[name] = await self._sent(values[name], call)
-        for name in call.writes:
-            if values[name] is not None:
-                there = self._root / secrets.token_hex(8) / values[name].name
-                self._made[values[name]] = there
-                values[name] = there
-        return replace(call, **values)  # type: ignore[type-var]  # every call is a dataclass
-
-    async def _sent(self, value: Any, call: Call[Any]) -> Any:
-        if isinstance(value, SampleFile):
-            return SampleFile(await self._send(value.path))
-        if isinstance(value, dict):
-            return {key: await self._send(path) for key, path in value.items()}
-        if isinstance(value, str):  # a base model: a folder, or an id that the node downloads
-            return str(await self._send(Path(value))) if looks_like_path(value) else value
-        return await self._send(value, _NOT_FOR_ENGINES if isinstance(call, LoadAdapter | PrepareWeights) else ())
-
-    async def _send(self, path: Path, leave_out: tuple[str, ...] = ()) -> Path:
-        key = await asyncio.to_thread(_identity, path, leave_out)
-        if key not in self._kept:
-            there = self._root / key[:32] / path.name
-            content, digest = await self._objects.put(key, path, leave_out)
-            await _finished([actor.store.remote(str(there), content, digest) for actor in self._actors])
-            self._kept[key] = there
-        self._kept.move_to_end(key)
-        await self._forget_old()
-        return self._kept[key]
-
-    async def fetched(self, call: Call[Any]) -> None:
-        for name in call.writes:
-            path = getattr(call, name)
-            if path is None or (there := self._made.pop(path, None)) is None:
-                continue
-            ((files, digest),) = await _finished([self._actors[0].load.remote(str(there))])
-            await asyncio.to_thread(_write, path, files, digest)
-            if len(self._actors) == 1 and checkpoints.MANIFEST in files:  # the next step starts from it
-                self._kept[_identity(path, ())] = there
-
-    async def _forget_old(self) -> None:
-        old = [str(self._kept.popitem(last=False)[1]) for _ in range(len(self._kept) - MAX_KEPT)]
-        if old:
-            await _finished([actor.forget.remote(old) for actor in self._actors])
-
-
-def _identity(path: Path, leave_out: tuple[str, ...]) -> str:
-    """Return the hash of a file or folder. The manifest of a checkpoint has the hashes of its files."""
-    manifest = path / checkpoints.MANIFEST
-    files: Files = {"": manifest.read_bytes()} if manifest.is_file() else read_files(path)
-    return digest_of({**files, **{f"without {name}": b"" for name in leave_out}})
-
-
-def _write(path: Path, files: Files, digest: str) -> None:
-    if (found := digest_of(files)) != digest:
-        raise StorageError(f"{path} has the hash {found} after the transfer, expected {digest}")
-    if path.exists():  # the folder of a step, which gets one more file
-        for name, content in files.items():
-            write_file(path / name, content)
-        return
-    with new_directory(path) as folder:
-        write_files(folder, files)
-
-
-def _put(path: Path, leave_out: tuple[str, ...]) -> tuple[Any, str]:
-    files = read_files(path, leave_out)
-    try:
-        return ray.put(files), digest_of(files)
-    except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
-        size = sum(map(len, files.values()))
-        raise StorageError(
-            f"Ray's object store has no room for {size:,} bytes ({str(error).splitlines()[0]}): start its nodes with a "
-            "larger --object-store-memory, or with more disk to spill to"
-        ) from error
-
-
-async def _finished(works: Sequence[Any]) -> list[Any]:
-    """Return the results of actors. Raises `ProcessError` if one of them is gone."""
-    try:
-        return list(await asyncio.gather(*works))
-    except ray.exceptions.RayActorError as error:
-        raise ProcessError(f"an actor is gone: {str(error).splitlines()[0]}") from error
+def bundles_of(kind: WorkerKind, settings: ModelSettings) -> list[dict[str, float]]:
+    """What each actor needs: its GPUs, or on a cluster without any the CPUs of its threads."""
+    own = settings.engine if kind == "engine" else settings.trainer
+    num_actors = settings.trainer.num_processes if kind == "trainer" else 1
+    if own.device == "cuda" or (own.device == "auto" and ray.cluster_resources().get("GPU", 0) > 0):
+        num_gpus = devices_per_engine(settings.engine) if kind == "engine" else 1
+        return [{"GPU": float(num_gpus)}] * num_actors
+    return [{"CPU": float(own.num_threads or 1)}] * num_actors
 
 
 async def _answers(works: Sequence[Any], timeout_s: float, whose: str) -> list[Any]:
     try:
         async with asyncio.timeout(timeout_s):
-            return await _finished(works)
+            return await finished(works)
     except TimeoutError:
         raise ProcessError(f"no answer from {whose} within {timeout_s:.0f} s") from None
 

@@ -1,15 +1,15 @@
 """The Ray actor that runs one worker on a node: the program of `art worker`, and the files that its calls name.
 
 Ray decides where the actor runs and tells when it is gone. Frames go over the worker's own connection to the server;
-files go through Ray's object store, and are checked by their hashes on both sides.
+files go by `art_cluster.files`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -21,46 +21,20 @@ from pathlib import Path
 import ray
 
 from art.errors import StorageError
-from art.storage.atomic import new_directory, write_file
 from art.storage.logs import log_tail, log_to_stderr, open_log
 from art.worker.agent import WorkerAgent
 from art.worker.door import WorkerKind
 from art.worker.launch import child_environment
-
-Files = dict[str, bytes]
-"""The content of the files of a folder, by their path in it; that of a single file under the name ""."""
-
-
-def digest_of(files: Mapping[str, bytes]) -> str:
-    """Return the hash of names and contents."""
-    total = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        total.update(f"{name}\n{len(content)}\n".encode() + hashlib.sha256(content).digest())
-    return total.hexdigest()
-
-
-def read_files(path: Path, leave_out: tuple[str, ...] = ()) -> Files:
-    """Read a file, or all files of a folder except those named in `leave_out`."""
-    if path.is_file():
-        return {"": path.read_bytes()}
-    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
-    return {name: file.read_bytes() for name, file in files.items() if name not in leave_out}
-
-
-def write_files(folder: Path, files: Files) -> None:
-    for name, content in files.items():
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
+from art_cluster.files import Packed, digest_of, pack, unpack
 
 
 class WorkerActor:
     """One worker on a node. Its methods are called by `RayCluster`."""
 
-    def __init__(self, session: str) -> None:
-        """`session` names the server's folder on each node."""
+    def __init__(self, folder: str) -> None:
+        """`folder` names the folder on each node of the engine or trainer that this actor belongs to."""
         log_to_stderr()
-        self._root = Path(tempfile.gettempdir(), f"art-cluster-{session}")
+        self._root = Path(tempfile.gettempdir(), f"art-cluster-{folder}")
         self._root.mkdir(exist_ok=True, mode=0o700)
 
     def root(self) -> str:
@@ -93,49 +67,40 @@ class WorkerActor:
         await process.wait()
         return f"exit status {process.returncode}{log_tail(log_path)}"
 
-    async def store(self, path: str, files: Files, digest: str) -> None:
+    async def store(self, path: str, content: Packed, digest: str) -> None:
         """Write files under a path, unless they are there."""
 
         def write() -> None:
             target = Path(path)
             if target.exists():
                 return
-            if (found := digest_of(files)) != digest:
-                raise ValueError(f"{path} has the hash {found} after the transfer, expected {digest}")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if "" in files:
-                write_file(target, files[""])
-                return
             try:
-                with new_directory(target) as folder:
-                    write_files(folder, files)
+                unpack(content, target, digest)
             except StorageError:
                 if not target.exists():  # else another rank on this node was first
                     raise
 
         await asyncio.to_thread(write)
 
-    async def load(self, path: str) -> tuple[Files, str]:
-        """Return the files under a path, with their hash."""
+    async def load(self, path: str, address: str | None) -> tuple[Packed, str]:
+        """Return the files under a path, copied to `address` if there is one, with their hash."""
 
-        def read() -> tuple[Files, str]:
-            files = read_files(Path(path))
-            return files, digest_of(files)
+        def read() -> tuple[Packed, str]:
+            return pack(Path(path), address=address), digest_of(Path(path))
 
         return await asyncio.to_thread(read)
 
     async def forget(self, paths: list[str]) -> None:
-        """Delete what is under some paths."""
+        """Delete what is under some paths. Another rank on this node may delete the same."""
         for path in map(Path, paths):
-            await asyncio.to_thread(shutil.rmtree if path.is_dir() else _unlink, path)
+            with contextlib.suppress(FileNotFoundError):  # another rank on this node was first
+                # A kill in between must not leave a part of it under a path that names its content.
+                gone = path.rename(self._root / secrets.token_hex(8))
+                await asyncio.to_thread(shutil.rmtree if gone.is_dir() else os.unlink, gone)
 
     def leave(self) -> None:
-        """Delete the server's folder on this node."""
+        """Delete the folder on this node."""
         shutil.rmtree(self._root, ignore_errors=True)
-
-
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
 
 
 def _network_variables(variables: Mapping[str, str]) -> dict[str, str]:

@@ -1,22 +1,30 @@
-"""`art view [DIR]`: open the page about a data directory in a browser, also of one that was copied here.
+"""`art view [DIR ...]`: open the page about data directories in a browser, also of some that were copied here.
 
 If a server runs on the directory, its own page is opened, which also shows what is sampled now. Otherwise the page is
-served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts.
+served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts, and the
+labels that you give a run.
 
-    art view                                      the page of .art
-    art view --url http://gpu-machine:5000        the page of a server elsewhere, with the key in ART_API_KEY
+    art view                                    the page of .art
+    art view demo                               all data directories in a folder
+    art view .art --read runs                   what the page shows, as JSON
+    art view .art --read 'runs/games/agent/rollouts?step=12' --json 12.json
+    art view --url http://gpu-machine:5000      the page of a server elsewhere
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import functools
 import logging
 import os
 import secrets
 import socket
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from art.client.client import ServerClient
@@ -27,50 +35,121 @@ from art.storage.layout import DataDir
 from art.storage.local_key import LOOPBACK, find_local_key
 from art.storage.lock import lock_holder
 
+if TYPE_CHECKING:
+    from art_page.page import AnyViewer
+
 UNREACHABLE_S = 5.0
 """Seconds to reach a server."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data_dir", nargs="?", type=Path, metavar="DIR", help="data directory (default: .art)")
-    parser.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL, unless DIR is given)")
+    add_place_options(parser)
     parser.add_argument("--port", type=int, help="serve the files on this port (default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the browser too")
+    parser.add_argument("--read", metavar="PATH", help="print one answer of the page as JSON, and end; e.g. runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write that answer to a file (PATH's default: runs)")
+
+
+def add_place_options(parser: argparse.ArgumentParser) -> None:
+    dirs = "data directories, or folders of them, shown together (default: .art)"
+    parser.add_argument("data_dirs", nargs="*", type=Path, metavar="DIR", help=dirs)
+    parser.add_argument(
+        "--url",
+        help="address of a server elsewhere; its key is in ART_API_KEY (default: ART_SERVER_URL, unless DIR is given)",
+    )
+
+
+def chosen_url(args: argparse.Namespace) -> str | None:
+    """Return the address of the server that the options name; `None` for the files of directories."""
+    return args.url or (None if args.data_dirs else os.environ.get("ART_SERVER_URL"))
 
 
 def run(args: argparse.Namespace) -> int:
-    url = args.url or (os.environ.get("ART_SERVER_URL") if args.data_dir is None else None)
+    url = chosen_url(args)
     if url is not None and args.port is not None:
         raise ConfigError("--port serves the files of a directory; leave it out with the URL of a server")
+    if args.read or args.json:
+        with contextlib.closing(PageReader(args.data_dirs, url)) as reader:
+            answer = reader.read(args.read or "runs") + "\n"
+        if args.json:
+            args.json.write_text(answer, encoding="utf-8")
+        else:
+            print(answer, end="")
+        return 0
     if url is not None:
         link = asyncio.run(_link(url, os.environ.get("ART_API_KEY") or find_local_key(url)))
         return _show(f"The page of {url}", link, args.open)
-    data_dir = check_data_dir(args.data_dir)
-    if args.port is None and (running := _running_page(data_dir)) is not None:
-        return _show(f"A server runs on {data_dir.root}; this is its page", running, args.open)
-    return serve_files(data_dir, args.port or 0, args.open)
+    data_dirs = find_data_dirs(args.data_dirs)
+    if len(data_dirs) == 1 and args.port is None and (running := _running_page(data_dirs[0])) is not None:
+        return _show(f"A server runs on {data_dirs[0].root}; this is its page", running, args.open)
+    return serve_files(data_dirs, args.port or 0, args.open)
 
 
-def check_data_dir(path: Path | None) -> DataDir:
-    """Return the data directory at a path, by default `.art`.
+class PageReader:
+    """Reads what the page shows, as JSON, from data directories or from a server. Nothing is written but the index."""
+
+    def __init__(self, paths: Sequence[Path], url: str | None) -> None:
+        self._paths, self._url = paths, url
+
+    def read(self, path: str) -> str:
+        """Return the answer of a path with its query, e.g. `runs/games/agent/rollouts?step=12`, as `/view/api/` has it.
+
+        Raises:
+            NotFoundError: there is no such path, run, step or rollout.
+            InvalidRequestError: a parameter is wrong.
+            ConfigError: there is no such data directory.
+        """
+        if self._url is not None:
+            return asyncio.run(self._ask(self._url, path))
+        from art_page.page import find_path
+
+        row, asked = find_path(path)
+        self._viewer.complete()
+        return row.read(self._viewer, asked).model_dump_json()
+
+    @functools.cached_property
+    def _viewer(self) -> AnyViewer:
+        return open_viewer(find_data_dirs(self._paths))
+
+    async def _ask(self, url: str, path: str) -> str:
+        key = os.environ.get("ART_API_KEY") or find_local_key(url)
+        async with ServerClient(url, key, unreachable_deadline_s=UNREACHABLE_S) as client:
+            return (await client.request("GET", f"/view/api/{path.lstrip('/')}")).decode()
+
+    def close(self) -> None:
+        if "_viewer" in self.__dict__:
+            self._viewer.close()
+
+
+def open_viewer(data_dirs: Sequence[DataDir]) -> AnyViewer:
+    from art_page.several import Viewers
+    from art_page.viewer import Viewer
+
+    return Viewer(data_dirs[0]) if len(data_dirs) == 1 else Viewers(data_dirs)
+
+
+def find_data_dirs(paths: Sequence[Path]) -> list[DataDir]:
+    """Return the data directories at paths, or up to two folders below them; without paths that at `.art`.
 
     Raises:
-        ConfigError: there is no such folder, or it is not a data directory.
+        ConfigError: a path is no folder, or has no data directory.
     """
-    root = (path or Path(".art")).absolute()
-    how = "name one, e.g. `art view path/to/.art`; training scripts make `.art` where they run"
-    if not root.is_dir():
-        what = f"{root} is a file, not a folder" if root.exists() else f"there is no folder {root}"
-        raise ConfigError(f"{what}; {how}", param="data_dir")
-    if _holds_data(root):
-        return DataDir(root)
-    below = filter(_holds_data, (*root.glob("*/"), *root.glob("*/*/")))
-    inside = max(below, key=lambda one: one.stat().st_mtime, default=None)  # art demo makes a folder for each run
-    hint = how if inside is None else f"did you mean {inside}?"
-    raise ConfigError(
-        f"{root} is not a data directory: it has neither art.db nor a folder PROJECT/models/NAME; {hint}",
-        param="data_dir",
-    )
+    found: dict[Path, DataDir] = {}
+    for root in (path.absolute() for path in paths or [Path(".art")]):
+        how = "name one, e.g. `art view path/to/.art`; training scripts make `.art` where they run"
+        if not root.is_dir():
+            what = f"{root} is a file, not a folder" if root.exists() else f"there is no folder {root}"
+            raise ConfigError(f"{what}; {how}", param="data_dirs")
+        # art demo makes a folder for each run
+        inside = [root] if _holds_data(root) else sorted(filter(_holds_data, (*root.glob("*/"), *root.glob("*/*/"))))
+        if not inside:
+            raise ConfigError(
+                f"{root} is not a data directory, and holds none: it has neither art.db nor a folder "
+                f"PROJECT/models/NAME; {how}",
+                param="data_dirs",
+            )
+        found |= {one.resolve(): DataDir(one) for one in inside}
+    return list(found.values())
 
 
 def _holds_data(root: Path) -> bool:
@@ -115,7 +194,7 @@ def _show(what: str, link: str, opens: bool) -> int:
     return 0
 
 
-def serve_files(data_dir: DataDir, port: int, opens: bool) -> int:
+def serve_files(data_dirs: Sequence[DataDir], port: int, opens: bool) -> int:
     """Serve the page from files on this machine's loopback until Ctrl-C, without a runtime.
 
     Raises:
@@ -134,13 +213,15 @@ def serve_files(data_dir: DataDir, port: int, opens: bool) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     key = check_api_key(os.environ.get("ART_API_KEY", ""))
     app = App(
-        None, api_key=key or secrets.token_urlsafe(24), config=ServerConfig(), data_dir=data_dir.root,
+        None, api_key=key or secrets.token_urlsafe(24), config=ServerConfig(), data_dir=data_dirs[0].root,
         pages=[TrainingPage],
     )  # fmt: skip
     (page,) = app.pages
     assert isinstance(page, TrainingPage)
+    page.viewer = open_viewer(data_dirs)
     link = page.link(f"http://127.0.0.1:{sock.getsockname()[1]}")
-    print(f"{data_dir.root} (files only; no server runs on it):\n{link}\n(opens once; Ctrl-C ends it)", flush=True)
+    what = "\n".join(str(data_dir.root) for data_dir in data_dirs)
+    print(f"{what} (files only):\n{link}\n(opens once; Ctrl-C ends it)", flush=True)
     if opens:
         webbrowser.open(link)
     settings = uvicorn.Config(

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ABSENT = ("no such table", "no such column")
-FORMAT = 3
+FORMAT = 4
 """Number of the tables' form. An index of another form is made again."""
 BUSY_TIMEOUT_S = 10.0
 _RESTART = "restart what shows the page, `art view` or the server"
@@ -54,7 +54,7 @@ CREATE TABLE IF NOT EXISTS rollouts (
     step INTEGER NOT NULL, grp INTEGER NOT NULL, idx INTEGER NOT NULL, place INTEGER NOT NULL, length INTEGER NOT NULL,
     scenario TEXT, scenario_key INTEGER NOT NULL, reward REAL, num_turns INTEGER NOT NULL, num_tokens INTEGER,
     stop TEXT, outcome TEXT NOT NULL, started_at REAL, duration_s REAL, policy_version INTEGER, judge_score REAL,
-    first_exchange TEXT, advantage REAL, trained INTEGER, dropped TEXT
+    first_exchange TEXT, metrics TEXT, advantage REAL, trained INTEGER, dropped TEXT
 );
 CREATE UNIQUE INDEX IF NOT EXISTS rollouts_in_place ON rollouts (file, grp, idx);
 CREATE INDEX IF NOT EXISTS rollouts_newest ON rollouts (run, step DESC, id ASC);

@@ -117,6 +117,8 @@ def _numbered(folder: Path, suffix: str) -> Iterator[tuple[int, os.DirEntry[str]
 
 
 _SCENARIO_LENGTH = 200
+MOST_NUMBERS = 64
+"""Metrics of one rollout that the table can show and filter by."""
 
 
 class RolloutValues(NamedTuple):
@@ -135,6 +137,8 @@ class RolloutValues(NamedTuple):
     policy_version: int | None
     judge_score: float | None
     first_exchange: str | None
+    metrics: str | None
+    """The task's numbers as JSON, at most `MOST_NUMBERS`."""
 
 
 class RolloutEntry(NamedTuple):
@@ -146,6 +150,10 @@ class RolloutEntry(NamedTuple):
     """Reward and metrics, of which the index keeps sums."""
     exchange_ids: list[str]
 
+    def named(self) -> Iterator[tuple[str, str]]:
+        """Yield the names of its metrics, as choices of the kind `metric`."""
+        return (("metric", name) for name in self.numbers if name != "reward")
+
 
 def group_entries(group: Row) -> list[RolloutEntry]:
     """Make the entries of a logged group: its trajectories, then its exceptions."""
@@ -153,7 +161,7 @@ def group_entries(group: Row) -> list[RolloutEntry]:
     entries = [trajectory_entry(item, metadata) for item in talk.dicts(group.get("trajectories"))]
     scenario, key = scenario_of({}, {}, metadata)
     for exception in talk.dicts(group.get("exceptions")):
-        values = RolloutValues(scenario, key, None, 0, None, None, "infra_fault", None, None, None, None, None)
+        values = RolloutValues(scenario, key, None, 0, None, None, "infra_fault", None, None, None, None, None, None)
         text = "\n".join(talk.as_text(exception.get(name)) for name in ("type", "message"))
         entries.append(RolloutEntry(values, searchable(text), {}, []))
     return entries
@@ -189,6 +197,7 @@ def trajectory_entry(trajectory: Row, group_metadata: Row) -> RolloutEntry:
         outcome="infra_fault" if metadata.get("outcome") == "infra_fault" else outcome,
         started_at=started_at, duration_s=duration_s, judge_score=numbers.get(f"{judge}_score"),
         policy_version=talk.whole(trajectory.get("initial_policy_version")), first_exchange=ids[0] if ids else None,
+        metrics=orjson.dumps(dict(sorted(numbers.items())[:MOST_NUMBERS])).decode() if numbers else None,
     )  # fmt: skip
     if values.reward is not None:
         numbers["reward"] = values.reward

@@ -188,7 +188,7 @@ class _Run:
                     row_id = db.execute(_INSERT, (*where, *values, *told)).lastrowid
                     if entry.text:
                         db.execute("INSERT INTO words (rowid, text) VALUES (?, ?)", (row_id, entry.text))
-                    for kind, value in (("stop", values.stop), ("dropped", told[2])):
+                    for kind, value in (("stop", values.stop), ("dropped", told[2]), *entry.named()):
                         if value is not None and len(value) <= _LONGEST_CHOICE:
                             db.execute("INSERT OR IGNORE INTO choices VALUES (?, ?, ?)", (self.number, kind, value))
                 numbers = [(entry.values.scenario_key, entry.numbers) for entry in group.entries]

@@ -1,8 +1,7 @@
 """The page: its files and login, what it shows as JSON (one route for each row of `PATHS`), and what happens now, as
 server-sent events. These routes are for browsers; programs send their key to all others.
 
-The files are part of the package: `index.html`, modules, styles, and the vendored chart library. They are listed once,
-and nothing that a request says becomes part of a path.
+The files are part of the package (`bundle.py` joins them). Nothing that a request says becomes part of a path.
 """
 
 from __future__ import annotations
@@ -12,16 +11,14 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import gzip
 import hashlib
 import inspect
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, get_origin, get_type_hints
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, unquote
 
 from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
@@ -37,28 +34,34 @@ from art.server.answers import UNBUFFERED, EventStream, json_response
 from art.server.auth import SERVER_KEY_ID, Caller
 from art.server.call import ApiCall, Page, Route
 from art.server.state import ServerState
+from art.storage.labels import LabelChanges, RunLabels
 from art.storage.layout import DataDir, validate_name
-from art_page.rollout_answers import PageAnswer, PageQuery, RolloutKey, RolloutTableQuery, TokensQuery, TreeQuery
+from art_page.bundle import CONTENT_TYPES, page_files
+from art_page.rollout_answers import (
+    PageAnswer,
+    PageQuery,
+    RequestQuery,
+    RolloutKey,
+    RolloutTableQuery,
+    TokensQuery,
+    TreeQuery,
+)
 from art_page.run_answers import CompareQuery, SeriesQuery
 from art_page.sessions import Addresses, FailedLogins, Sessions, make_cookie, read_cookies
+from art_page.several import Viewers, call_viewer
 from art_page.viewer import Viewer
 
 if TYPE_CHECKING:
     from art.runtime.runtime import Runtime
 
 T = TypeVar("T")
+AnyViewer = Viewer | Viewers
 
-INDEX = "index.html"
-CONTENT_TYPES = {
-    ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml", ".LICENSE": "text/plain; charset=utf-8",
-}  # fmt: skip
 BASE = "/view/api/"
 READERS = 3
 """Threads that read for the page. It has its own, so that a slow view holds up nothing of training and sampling."""
 RETRY_MS = 1000
 """Milliseconds after which a browser reconnects to a broken stream of events."""
-_ADDRESS = re.compile(r'\b(href|src)="([\w./-]+)"')
 _SAMPLED = frozenset({"request_started", "tokens"})
 """Events that hold what models wrote, and nothing of the machine."""
 _HTML, _ANY = ("text/html",), ("text/javascript", "text/css", "image/svg+xml", "text/plain")
@@ -90,45 +93,6 @@ class PageSession(Wire):
     """Where clients find the server's OpenAI-compatible API; null without a server."""
     version: str
     """Version of ART."""
-
-
-@dataclass(frozen=True, slots=True)
-class PageFiles:
-    """The files of the page."""
-
-    content: dict[str, bytes]
-    """Content by the name relative to the page's folder, e.g. `lib/dom.js`."""
-    version: str
-    """Digest of all of them. It is part of their addresses, so browsers may keep them for ever."""
-
-    def index(self) -> bytes:
-        """Return the first page, with the address of each file that it names."""
-
-        def address(match: re.Match[str]) -> str:
-            name, target = match.groups()
-            return f'{name}="static/{self.version}/{target}"' if target in self.content else match[0]
-
-        return _ADDRESS.sub(address, self.content[INDEX].decode()).encode()
-
-
-@functools.cache
-def page_files() -> PageFiles:
-    """Read the files of the page from the package."""
-
-    def read(folder: Traversable, prefix: str) -> list[tuple[str, bytes]]:
-        entries: list[tuple[str, bytes]] = []
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                entries += read(entry, f"{prefix}{entry.name}/")
-            elif any(entry.name.endswith(suffix) for suffix in CONTENT_TYPES):
-                entries.append((prefix + entry.name, entry.read_bytes()))
-        return entries
-
-    content = dict(sorted(read(files("art_page").joinpath("static"), "")))
-    digest = hashlib.sha256()
-    for name, data in content.items():
-        digest.update(f"{name}\n{len(data)}\n".encode() + data)
-    return PageFiles(content, digest.hexdigest()[:16])
 
 
 NUMBERS = frozenset({"step", "group", "index"})
@@ -180,7 +144,7 @@ class ReadPath:
         answer: type[PageAnswer] = get_type_hints(self.method)["return"]
         return answer
 
-    def read(self, viewer: Viewer, asked: Asked) -> PageAnswer:
+    def read(self, viewer: AnyViewer, asked: Asked) -> PageAnswer:
         """Ask the viewer."""
         values = {name: int(text) if name in NUMBERS else text for name, text in asked.values.items()}
         known = {**asked.query.__dict__, **values, "query": asked.query}
@@ -191,8 +155,7 @@ class ReadPath:
             for name in inspect.signature(self.method).parameters
             if name != "self"
         }
-        answer: PageAnswer = getattr(viewer, self.method.__name__)(**arguments)
-        return answer
+        return call_viewer(viewer, self.method.__name__, arguments)
 
     def asked(self, values: Mapping[str, str], query: Mapping[str, Sequence[str]]) -> Asked:
         """Check parameters and query.
@@ -223,6 +186,7 @@ PATHS: list[ReadPath] = [
     ReadPath(f"{_RUN}/rollouts", Viewer.rollouts, RolloutTableQuery),
     ReadPath(_ROLLOUT, Viewer.rollout),
     ReadPath(f"{_ROLLOUT}/tokens", Viewer.tokens, TokensQuery),
+    ReadPath(f"{_ROLLOUT}/request", Viewer.request, RequestQuery),
     ReadPath(f"{_RUN}/groups/{{split}}/{{step}}/{{group}}", Viewer.group),
     ReadPath(f"{_RUN}/steps/{{step}}", Viewer.step),
     ReadPath(f"{_RUN}/steps/{{step}}/tree", Viewer.tree, TreeQuery),
@@ -234,6 +198,27 @@ PATHS: list[ReadPath] = [
     ReadPath(f"{_RUN}/costs", Viewer.costs),
 ]
 """All paths. Each is one method of `Viewer`."""
+
+
+def find_path(text: str) -> tuple[ReadPath, Asked]:
+    """Parse a path with its query, e.g. `runs/games/agent/rollouts?step=12`.
+
+    Raises:
+        NotFoundError: there is no such path.
+        InvalidRequestError: a parameter or the query is wrong.
+    """
+    path, _, query = text.partition("?")
+    parts = [unquote(part) for part in path.strip("/").split("/")]
+    for row in PATHS:
+        names = row.path.split("/")
+        if len(names) != len(parts):
+            continue
+        pairs = list(zip(names, parts, strict=True))
+        if all(name[0] == "{" or name == part for name, part in pairs):
+            values = {name[1:-1]: part for name, part in pairs if name[0] == "{"}
+            return row, row.asked(values, parse_qs(query))
+    known = ", ".join(row.path for row in PATHS)
+    raise NotFoundError(f"there is no answer at {path!r}; there are {known}", param="path")
 
 
 def query_parameters(row: ReadPath) -> dict[str, Any]:
@@ -252,8 +237,8 @@ class TrainingPage(Page):
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="page")
 
     @functools.cached_property
-    def viewer(self) -> Viewer:
-        """Reader of the data directory, opened when the first answer needs it.
+    def viewer(self) -> AnyViewer:
+        """Reader of the data directory, or of those that `art view` has, opened when the first answer needs it.
 
         Raises:
             NotFoundError: the server was started without a data directory.
@@ -266,9 +251,9 @@ class TrainingPage(Page):
         routes = [
             Route("GET", "/", self.index, scope=None, media=_HTML),
             Route("GET", "/static/{version}/{file}", self.static_file, scope=None, media=_ANY),
-            Route("GET", "/static/{version}/{folder}/{file}", self.static_file, scope=None, media=_ANY),
             Route("POST", "/view/login", self.login, scope=None, request=LoginRequest, response=PageSession),
             Route("POST", "/view/logout", self.logout, scope=None, request=Empty, response=Empty),
+            Route("POST", f"{BASE}{_RUN}/labels", self.label, scope="train", request=LabelChanges, response=RunLabels),
             Route("GET", f"{BASE}session", self.session, scope="infer", response=PageSession),
             *(
                 Route(
@@ -320,16 +305,19 @@ class TrainingPage(Page):
         headers = {"cache-control": "no-cache", "etag": f'"{page.version}"'}
         if call.header("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        return Response(page.index(), headers=headers | {"content-type": CONTENT_TYPES[".html"]})
+        document = page.document(f"static/{page.version}/")
+        return Response(document, headers=headers | {"content-type": CONTENT_TYPES[".html"]})
 
     async def static_file(self, call: ApiCall) -> Response:
         """Send a file of the page. Its address changes with its content, so browsers may keep it for ever."""
         page = await asyncio.to_thread(page_files)
-        name = "/".join(call.path[part] for part in ("folder", "file") if part in call.path)
+        name = call.path["file"]
         if call.path["version"] != page.version or name not in page.content:
             raise NotFoundError("there is no such file of the page; reload the page if the server was updated")
-        headers = {"cache-control": "public, max-age=31536000, immutable"}
+        headers = {"cache-control": "public, max-age=31536000, immutable", "vary": "accept-encoding"}
         headers["content-type"] = CONTENT_TYPES[name[name.rindex(".") :]]
+        if "gzip" in (call.header("accept-encoding") or ""):
+            return Response(page.packed[name], headers=headers | {"content-encoding": "gzip"})
         return Response(page.content[name], headers=headers)
 
     async def login(self, call: ApiCall) -> Response:
@@ -378,6 +366,11 @@ class TrainingPage(Page):
         code, expires_at = self.sessions.make_code(call.caller.key_id)
         return PageLink(code=code, expires_at=expires_at)
 
+    async def label(self, call: ApiCall) -> RunLabels:
+        """Replace tags, notes, star or archive mark of a run, and return all of them."""
+        changes = await call.body(LabelChanges)
+        return await self._read(lambda viewer: viewer.label(call.path["project"], call.path["name"], changes))
+
     # -- what it shows --
 
     def _handler(self, row: ReadPath) -> Callable[[ApiCall], Awaitable[Response]]:
@@ -396,7 +389,7 @@ class TrainingPage(Page):
                     param="project",
                 )
 
-            def read(viewer: Viewer) -> tuple[str, bytes | None]:
+            def read(viewer: AnyViewer) -> tuple[str, bytes | None]:
                 """Return the tag of the answer, and the answer if the browser does not have it."""
                 project = asked.values.get("project") or getattr(asked.query, "project", None)
                 version = viewer.version(project, asked.values.get("name"))
@@ -410,12 +403,16 @@ class TrainingPage(Page):
             headers = {"etag": etag, "cache-control": "private, no-cache", "vary": "cookie, authorization"}
             if body is None:
                 return Response(status_code=304, headers=headers)
-            return json_response(call.without_paths(body) if row.names_files else body, headers=headers)
+            body = call.without_paths(body) if row.names_files else body
+            if "gzip" in (call.header("accept-encoding") or ""):
+                headers |= {"content-encoding": "gzip", "vary": "cookie, authorization, accept-encoding"}
+                body = await asyncio.to_thread(gzip.compress, body, 3)
+            return json_response(body, headers=headers)
 
         answer.__doc__ = f"{row.summary[0].upper()}{row.summary[1:]}, for the page."
         return answer
 
-    async def _read(self, ask: Callable[[Viewer], T]) -> T:
+    async def _read(self, ask: Callable[[AnyViewer], T]) -> T:
         """Ask the viewer, in a thread of the page."""
         viewer, context = self.viewer, contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: context.run(ask, viewer))

@@ -19,7 +19,7 @@ class PageAnswer(BaseModel):
 class PageQuery(BaseModel):
     """Base class of queries. Values may be texts, as a URL has them; an unknown name is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Indexing(PageAnswer):
@@ -42,7 +42,7 @@ class Interval(PageAnswer):
 
 
 Outcome = Literal["ok", "policy_fault", "infra_fault"]
-SortKey = Literal["reward", "advantage", "tokens", "turns", "step", "started_at", "duration", "judge_score"]
+SortKey = Literal["reward", "advantage", "tokens", "turns", "step", "started_at", "duration", "judge_score", "metric"]
 
 
 class RolloutKey(PageQuery):
@@ -92,6 +92,8 @@ class RolloutTableRow(PageAnswer):
     policy_version: int | None
     """Step whose weights sampled the first answer."""
     judge_score: float | None
+    metrics: dict[str, float | None] = {}
+    """The numbers that the task gave the rollout, e.g. `win`."""
     snippet: Snippet | None = None
     group_rewards: list[float | None] | None = None
     """In a list of rollouts, the rewards of all rollouts of its group by index, at most 32."""
@@ -110,6 +112,12 @@ class RolloutTableQuery(PageQuery):
     scenario: str | None = None
     min_reward: float | None = None
     max_reward: float | None = None
+    metric: str | None = Field(default=None, max_length=200)
+    """A number that the task gave rollouts, for the two bounds below."""
+    min_metric: float | None = None
+    max_metric: float | None = None
+    sort_metric: str | None = Field(default=None, max_length=200)
+    """The number that `sort="metric"` sorts by."""
     text: str | None = Field(default=None, max_length=1000)
     """Words that the conversation, logs or judge's explanation must have, all of them. Words in double quotes are a
     phrase; a word that ends in `*` is a prefix. Everything else is text."""
@@ -130,6 +138,8 @@ class RolloutTable(PageAnswer):
     """Finish reasons that the run's rollouts have, for the filter."""
     dropped: list[str] = []
     """Reasons for which rollouts were not trained, for the filter."""
+    metrics: list[str] = []
+    """Names of the numbers that the task gave the run's rollouts."""
 
 
 class RolloutToolCall(PageAnswer):
@@ -190,7 +200,6 @@ class RolloutJudgement(PageAnswer):
 
 class RolloutDetail(RolloutTableRow):
     histories: list[RolloutConversation]
-    metrics: dict[str, float | None]
     metadata: dict[str, str | float | bool | None]
     logs: list[str]
     judge: RolloutJudgement | None
@@ -216,6 +225,22 @@ class GroupAnswer(PageAnswer):
     dropped_because: str | None
     """Why the group was not trained; null if it was, or if that is not known."""
     missing: str | None = None
+
+
+class RequestQuery(PageQuery):
+    """Which answer of a rollout to ask for again."""
+
+    exchange: str = Field(max_length=200)
+    """Id of the exchange."""
+
+
+class RepeatedRequest(PageAnswer):
+    """A request that gives a recorded answer again, while its checkpoint exists and the engine computes alike."""
+
+    body: dict[str, Any]
+    """Body of `POST /v1/chat/completions`, with the step and the seed of the answer."""
+    notes: list[str]
+    """What may differ, because it is not recorded."""
 
 
 MAX_TOKENS = 20_000

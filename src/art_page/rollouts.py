@@ -36,7 +36,7 @@ _COLUMNS = {
     name: name
     for name in (
         "id", "file", "place", "length", "split", "step", "scenario", "reward", "advantage", "num_turns", "num_tokens",
-        "stop", "outcome", "started_at", "duration_s", "policy_version", "judge_score",
+        "stop", "outcome", "started_at", "duration_s", "policy_version", "judge_score", "metrics",
     )
 } | {"group": "grp", "index": "idx", "dropped_because": "dropped"}  # fmt: skip
 """What is read of a rollout from the index: the fields of `RolloutTableRow`, and where its line is."""
@@ -44,7 +44,8 @@ _ORDER: dict[SortKey, str] = {
     "reward": "reward", "advantage": "advantage", "tokens": "num_tokens", "turns": "num_turns",
     "started_at": "started_at", "duration": "duration_s", "judge_score": "judge_score",
 }  # fmt: skip
-_COUNTED = {"split", "step", "sort", "descending", "offset", "limit"}
+_METRIC = "(SELECT value FROM json_each(metrics) WHERE key = ?)"
+_COUNTED = {"split", "step", "metric", "sort", "sort_metric", "descending", "offset", "limit"}
 """Parts of a query that choose whole files, or nothing."""
 _SNIPPET_S = 0.15
 """Time for the words around matches: they are read from the files of the trajectories."""
@@ -69,6 +70,7 @@ def list_rollouts(run: RunFiles, query: RolloutTableQuery, indexing: Indexing | 
         rows=[], total=0, is_total_exact=indexing is None, indexing=indexing,
         stops=[value for kind, value in facets if kind == "stop"],
         dropped=[value for kind, value in facets if kind == "dropped"],
+        metrics=[value for kind, value in facets if kind == "metric"],
     )  # fmt: skip
     where, values = _where(run.number, query)
     # Rollouts of whole files are counted already.
@@ -85,6 +87,8 @@ def list_rollouts(run: RunFiles, query: RolloutTableQuery, indexing: Indexing | 
     # Rows without a value come last in both directions.
     direction = "DESC" if query.descending else "ASC"
     order = f"{_ORDER[query.sort]} {direction} NULLS LAST, id {direction}" if query.sort in _ORDER else ""
+    if query.sort == "metric" and query.sort_metric is not None:
+        order, values = f"{_METRIC} {direction} NULLS LAST, id {direction}", [*values, query.sort_metric]
     order = order or f"step {direction}, id ASC"
     rows = read_rows(run, f"{where} ORDER BY {order} LIMIT ? OFFSET ?", (*values, query.limit, query.offset))
     snippets = _snippets(run, rows, search) if search.strip() else {}
@@ -111,7 +115,12 @@ def _where(number: int, query: RolloutTableQuery) -> tuple[str, list[Any]]:
     else:
         conditions.append(("dropped = ?", query.dropped))
     given = [(term, value) for term, value in conditions if value is not None]
-    return " AND ".join(term for term, _ in given), [value for _, value in given]
+    terms, values = [term for term, _ in given], [value for _, value in given]
+    for sign, bound in ((">=", query.min_metric), ("<=", query.max_metric)):
+        if bound is not None and query.metric is not None:
+            terms.append(f"{_METRIC} {sign} ?")
+            values += [query.metric, bound]
+    return " AND ".join(terms), values
 
 
 def read_rows(run: RunFiles, where: str, parameters: Sequence[Any]) -> list[Row]:
@@ -122,7 +131,8 @@ def read_rows(run: RunFiles, where: str, parameters: Sequence[Any]) -> list[Row]
 
 def make_row(row: Row) -> RolloutTableRow:
     """Make a row of the table."""
-    return RolloutTableRow(**{name: row[name] for name in _COLUMNS.keys() & RolloutTableRow.model_fields.keys()})
+    known = {name: row[name] for name in _COLUMNS.keys() & RolloutTableRow.model_fields.keys()}
+    return RolloutTableRow(**known | {"metrics": orjson.loads(row["metrics"] or "{}")})
 
 
 def places_of(query: RolloutTableQuery) -> list[Place]:
@@ -232,7 +242,7 @@ def describe(run: RunFiles, row: Row, content: Row, missing: str | None) -> Roll
         kind, text, traceback = (talk.as_text(content.get(name)) for name in ("type", "message", "traceback"))
         error = f"{kind}: {text}\n\n{traceback}".strip()
     return RolloutDetail(
-        **make_row(row).model_dump(), histories=histories, metrics=_metrics(content), logs=_logs(content),
+        **make_row(row).model_dump() | {"metrics": _metrics(content)}, histories=histories, logs=_logs(content),
         metadata={str(name): _plain(value) for name, value in talk.mapping(content.get("metadata")).items()},
         judge=judgement(content), error=error, missing=missing,
     )  # fmt: skip

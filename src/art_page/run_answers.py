@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from art.metrics.verdicts import VerdictKind
 from art.protocol.promotions import PromotionRecord
 from art.protocol.training import JobKind, JobState
+from art.storage.labels import RunLabels
 from art_page.rollout_answers import Indexing, Interval, PageAnswer, PageQuery, RolloutKey
-from art_recipes.comparing.model_comparison import ModelComparison
+from art_recipes.comparing.model_comparison import ModelComparison, ModelRow
 
 MOST_PROMOTIONS = 200
 
@@ -96,14 +98,15 @@ class StepComparison(StepChange):
     missing: str | None = None
 
 
-RunState = Literal["training", "waiting", "serving", "idle", "finished", "failed"]
+RunState = Literal["training", "waiting", "serving", "idle", "finished", "stopped", "failed"]
 """
 - `training`: a training job runs.
 - `waiting`: a training job is queued.
 - `serving`: no training job, and the model has answered requests in the last minute.
 - `idle`: none of these, in a directory that a server uses.
 - `finished`: none of these, and no server uses the directory.
-- `failed`: the newest training job failed, and nothing has happened since.
+- `stopped`: as `finished`, before the last step that the training loop has named.
+- `failed`: the training or its newest job failed, and nothing has happened since.
 """
 
 
@@ -114,6 +117,16 @@ class RunFinding(PageAnswer):
     name: str | None
     """Name of the finding in the catalogue; null for a sentence that is not from it."""
     text: str
+
+
+class RunOutcome(PageAnswer):
+    """What a training achieved, as the command that trained it says at its end."""
+
+    kind: VerdictKind
+    text: str
+    """A sentence without a full stop, by `art.metrics.verdicts.describe_end`."""
+    why: list[str] = []
+    """Reasons, if the training was a recipe's and has left them."""
 
 
 class CurrentReward(Interval):
@@ -151,6 +164,9 @@ class RunSummary(PageAnswer):
 
     headline: StepChange | None
     """The task's own metric on held-out rollouts, from the first step to the last; null without held-out rollouts."""
+    outcome: RunOutcome | None = None
+    """What happened; null while the run goes on, and for one that was not trained."""
+    labels: RunLabels = RunLabels()
 
     project: str
     name: str
@@ -159,16 +175,26 @@ class RunSummary(PageAnswer):
     state: RunState
     step: int
     """The newest step: of the published checkpoint, or of what was logged."""
+    num_steps: int | None = None
+    """Number of steps of the whole run, if its training loop has said so."""
     num_rollouts: int
     """Number of logged rollouts; a lower bound while `indexing` is not null."""
     reward: CurrentReward | None
+    training_reward: CurrentReward | None = None
+    """The newest reward of rollouts that were trained on."""
     spark: Series | None
     """The main metric in at most 60 points."""
     main_metric: str | None
     """Name of the metric of `reward` and `spark`; `val/reward` is chosen before `train/reward`."""
     seconds_per_step: float | None
     """Median time between the newest steps (at most 20)."""
+    seconds: float | None = None
+    """Wall time of all steps, without evaluations and pauses; where steps have none, from the first to the last row."""
     costs_usd: float | None
+    seed: int | None = None
+    """The seed that the run was started with; null if none was recorded."""
+    seed_group: str | None = None
+    """Equal for runs of a project whose recorded settings differ in the seed alone."""
     eta_s: float | None = None
     """Seconds until the run ends, where the number of its steps is known."""
     now: str | None = None
@@ -180,10 +206,44 @@ class RunSummary(PageAnswer):
     indexing: Indexing | None = None
 
 
+class SeedSpread(PageAnswer):
+    """A value of several runs: the mean over the runs, the lowest and the highest."""
+
+    mean: float
+    low: float
+    high: float
+    num: int
+    """Number of runs that have it."""
+
+
+class SeedGroup(PageAnswer):
+    """Runs that differ in the seed alone."""
+
+    id: str
+    """`seed_group` of its runs."""
+    project: str
+    name: str
+    """Their names with an asterisk for the seed, else the first name and how many more there are."""
+    runs: list[str]
+    """Names of the runs, by seed."""
+    seeds: list[int]
+    """Their seeds, in the same order."""
+    metric: str | None
+    """Name of what `before`, `after` and `difference` are of; null if no run has held-out rollouts of two steps."""
+    before: SeedSpread | None
+    after: SeedSpread | None
+    difference: SeedSpread | None
+    training_reward: SeedSpread | None
+    seconds: SeedSpread | None
+    costs_usd: SeedSpread | None
+
+
 class RunList(PageAnswer):
     """All runs, those with the newest changes first."""
 
     runs: list[RunSummary]
+    groups: list[SeedGroup] = []
+    """Groups of at least two seeds, in the order of their newest run."""
     now: float
     """Time of the answer."""
 
@@ -228,8 +288,8 @@ class RunDetail(RunSummary):
     splits: list[SplitSteps]
     metrics: list[RunMetric]
     settings: dict[str, Any]
-    """Settings of the model without defaults, and what was recorded of the run: sections `program`, `task`, `recipe`,
-    `training`, `pipeline` and those of `record_settings`."""
+    """Settings of the model without defaults, and what was recorded of the run: sections `program`, `machine`, `task`,
+    `recipe`, `training`, `pipeline` and those of `record_settings`."""
     all_findings: list[RunFinding]
     """The newest 1,000, newest first."""
     jobs: list[RunJob]
@@ -324,12 +384,15 @@ class CostsAnswer(PageAnswer):
 
 
 class ComparisonLine(PageAnswer):
-    """One comparison in a line."""
+    """One comparison in the list, with a row for each model."""
 
     id: str
     task: str
     description: str
-    models: list[str]
+    models: list[ModelRow]
+    """In the order in which they were named."""
+    reference: str
+    """Label of the model that the others are compared with."""
     best: str | None
     """The model with the highest headline metric; null if none has a score."""
     headline_metric: str

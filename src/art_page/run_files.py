@@ -21,10 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from art.costs import Amount, Ledger
 from art.errors import StorageError
 from art.metrics.findings import RULES
+from art.metrics.scores import Estimate
+from art.metrics.verdicts import Ending, HeldOutChange, RunCourse, RunEnd, describe_end
 from art.protocol.live import Activity, JobActivity
 from art.protocol.training import ENDED
 from art.storage.history import read_state
@@ -33,7 +36,16 @@ from art_page.conversation import Row, mapping, number, text_or_none, whole
 from art_page.databases import ReadOnlyDatabase
 from art_page.index_files import read_row
 from art_page.indexing import Indexer
-from art_page.run_answers import CostsAnswer, CostsByStep, RunFinding, RunJob, RunState, SourceCosts
+from art_page.run_answers import (
+    CostsAnswer,
+    CostsByStep,
+    RunFinding,
+    RunJob,
+    RunOutcome,
+    RunState,
+    SourceCosts,
+    StepChange,
+)
 
 MOST_NAMES = 2000
 """Metrics that are kept. Programs that make up names by the row have no use for curves."""
@@ -339,18 +351,23 @@ class RunFacts:
     """The newest job of a kind in `TRAINING_KINDS`."""
     is_used: bool
     """Whether a server uses the data directory."""
+    end: RunEnd | None = None
+    """How the training ended, if a recipe made it and nothing was trained since."""
 
 
-def read_num_steps(paths: ModelPaths) -> int | None:
-    """Return the number of steps at which a run will end, if its training loop has said so.
+def read_course(paths: ModelPaths) -> tuple[int | None, RunEnd | None]:
+    """Return the number of steps at which a run will end, and how it ended, if its training loop has said so.
 
-    ART's recipes say it. A loop of one's own does by `model.merge_state({"num_steps": 200})`.
+    ART's recipes say both. A loop of one's own says the first by `model.merge_state({"num_steps": 200})`.
     """
     try:
-        value = (read_state(paths.state) or {}).get(NUM_STEPS)
+        state = read_state(paths.state) or {}
     except StorageError:  # the file is the user's own, and may hold anything
-        return None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+        return None, None
+    value, end = state.get(NUM_STEPS), None
+    with contextlib.suppress(ValidationError):
+        end = RunEnd.model_validate(state.get("end"))
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None, end
 
 
 class RunNow(NamedTuple):
@@ -371,6 +388,8 @@ def describe_run(facts: RunFacts, activity: Activity | None) -> RunNow:
     if job is not None and job.state == "failed":
         reason = (job.error or "").strip().partition("\n")[0]
         failure = f"The last training step failed: {reason}" if reason else "The last training step failed."
+    elif facts.end is not None and facts.end.ending == "failed":
+        failure = next(iter(facts.end.why), "The training failed.")
     state, now = _said_by_files(facts, failure) if activity is None else _said_by_server(facts, activity, failure)
     goes_on = state in ("training", "waiting", "serving")
     if goes_on and facts.num_steps is not None and facts.seconds_per_step is not None:
@@ -383,6 +402,8 @@ def _said_by_files(facts: RunFacts, failure: str | None) -> tuple[RunState, str 
     done = f"All {num_steps} steps are done." if num_steps is not None and facts.step >= num_steps else None
     if job is not None and job.state in ("running", "cancelling") and facts.is_used:
         return "training", done
+    if facts.end is not None and facts.end.ending == "stopped" and not facts.is_used:
+        return "stopped", next(iter(facts.end.why), None)
     if job is not None and job.state in ("queued", "running", "cancelling"):
         waits = f"Step {facts.step + 1} was not finished; it goes on when a server starts on this directory."
         return "waiting", done if facts.is_used else waits
@@ -390,7 +411,40 @@ def _said_by_files(facts: RunFacts, failure: str | None) -> tuple[RunState, str 
         return "failed", failure
     if facts.is_used or num_steps is None:
         return "idle" if facts.is_used else "finished", done
-    return "finished", done or f"No server runs here; {facts.step} of {num_steps} steps are done."
+    return (
+        ("finished", done) if done else ("stopped", f"No server runs here; {facts.step} of {num_steps} steps are done.")
+    )
+
+
+def describe_outcome(facts: RunFacts, state: RunState, headline: StepChange | None) -> RunOutcome | None:
+    """Say what a training achieved: as the recipe said at its end, else by what the files have.
+
+    Returns:
+        `None` while the run goes on, and for one that was not trained.
+    """
+    is_between = state == "idle" and facts.num_steps is not None and facts.step < facts.num_steps
+    if state in ("training", "waiting", "serving") or (is_between and facts.end is None):
+        return None
+    if facts.end is not None:
+        return RunOutcome(kind=facts.end.kind, text=facts.end.what, why=list(facts.end.why))
+    change = None
+    if headline is not None and headline.a != headline.b and headline.before and headline.after and headline.difference:
+        mean, low, high = headline.difference.mean, headline.difference.low, headline.difference.high
+        ends = (-math.inf, math.inf) if low is None or high is None else (low, high)
+        change = HeldOutChange(
+            measure=f"{headline.metric} on held-out rollouts", before=headline.before.mean, after=headline.after.mean,
+            difference=Estimate(mean=mean, low=ends[0], high=ends[1], count=headline.difference.num),
+        )  # fmt: skip
+    if not facts.step and state != "failed":
+        return None
+    ending: Ending = "failed" if state == "failed" else "stopped" if state == "stopped" else "finished"
+    kind, text = describe_end(
+        RunCourse(
+            step=facts.step, num_steps=facts.num_steps, num_tried=facts.step, num_trained=facts.step, ending=ending,
+            change=change,
+        )
+    )  # fmt: skip
+    return RunOutcome(kind=kind, text=text)
 
 
 def _said_by_server(facts: RunFacts, activity: Activity, failure: str | None) -> tuple[RunState, str | None]:

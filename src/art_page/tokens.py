@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from art.errors import NotFoundError, StorageError
@@ -27,6 +28,7 @@ from art_page.index_files import TRAIN, read_line
 from art_page.rollout_answers import (
     MAX_TOKENS,
     PathInfo,
+    RepeatedRequest,
     RolloutKey,
     RolloutTokens,
     SpanRole,
@@ -407,3 +409,32 @@ def _why_missing(
             "record in `steps/` is gone or damaged."
         )
     return notes
+
+
+def repeated_request(run: RunFiles, database: ReadOnlyDatabase, key: RolloutKey, exchange_id: str) -> RepeatedRequest:
+    """Make the request that gives a recorded answer of a rollout again.
+
+    Raises:
+        NotFoundError: there is no such rollout, or the answer is not recorded, or not one of the rollout.
+    """
+    row = find_row(run, key)
+    content = member(read_line(run.paths.trajectories(key.split, key.step), row["place"], row["length"]), key.index)
+    answer = read_exchanges(database, [exchange_id]).get(exchange_id)
+    if answer is None or exchange_id not in talk.exchange_ids(content):
+        raise NotFoundError(f"no exchange {exchange_id!r} of this rollout is recorded here", param="exchange")
+    columns = database.read("SELECT seed, tools, constrained FROM exchanges WHERE id = ?", (exchange_id,))
+    ((seed, tools, constrained),) = columns
+    body: dict[str, Any] = {
+        "model": f"{answer.project}/{answer.name}@{answer.policy_version}", "messages": answer.request_messages(),
+        "temperature": answer.temperature, "top_p": answer.top_p, "seed": seed % 2**64,
+    }  # fmt: skip
+    if tools is not None:
+        body["tools"] = orjson.loads(tools)
+    if answer.finish_reason == "length":
+        body["max_completion_tokens"] = len(answer.completion_token_ids)
+    notes = []
+    if len(answer.parts()) > 1:
+        notes.append("The weights changed during the answer; this asks those of its beginning.")
+    if constrained is not None:
+        notes.append("A grammar limited the answer: add the tool_choice or response format that your agent sends.")
+    return RepeatedRequest(body=body, notes=notes)

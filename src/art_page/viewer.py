@@ -4,8 +4,8 @@
     viewer.runs().runs[0].step
     viewer.rollouts("games", "agent-001", RolloutQuery(step=12, sort="reward")).rows
 
-Methods block on files; call them in a thread. Any number of threads may share a viewer. It only reads: the one thing
-that it writes is its index of rollouts, which can be deleted at any time.
+Methods block on files; call them in a thread. Any number of threads may share a viewer. It writes what `label` is told,
+and its index of rollouts, which can be deleted at any time; all else only reads.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from art.errors import InvalidRequestError, NotFoundError
 from art.metrics.catalogue import meaning_of
 from art.protocol.live import Activity
 from art.storage.checkpoints import list_steps
+from art.storage.labels import LabelChanges, RunLabels, read_labels, set_labels
 from art.storage.layout import DataDir, validate_name
 from art.storage.lock import lock_holder
 from art_page import run_answers
 from art_page.checkpoints import compare_steps, list_checkpoints, measure_change
 from art_page.curves import (
+    CurvePoint,
     as_series,
     banded_metrics,
     curve,
@@ -48,6 +50,8 @@ from art_page.indexing import Indexer
 from art_page.rollout_answers import (
     GroupAnswer,
     Indexing,
+    RepeatedRequest,
+    RequestQuery,
     RolloutDetail,
     RolloutKey,
     RolloutTable,
@@ -63,17 +67,20 @@ from art_page.run_files import (
     RunFacts,
     RunFiles,
     describe_costs,
+    describe_outcome,
     describe_run,
-    read_num_steps,
+    read_course,
     total_usd,
 )
-from art_page.tokens import TokenReader, tree_places
+from art_page.seeds import find_groups, seed_of
+from art_page.tokens import TokenReader, repeated_request, tree_places
 from art_recipes.comparing.model_comparison import JSON_FILE, read_comparison, remarks
 
 T = TypeVar("T")
 
 INDEX_WAIT_S = 0.2
 """An answer that needs the whole index waits this long for it, and then says how far it has got."""
+COMPLETE_WAIT_S = 60.0
 MOST_KEPT = 8
 """Runs whose numbers stay in memory: a few MB each."""
 MAIN_METRICS = ("val/reward", "train/reward", "test/reward", "data/reward_mean", "loss/sft", "loss/train")
@@ -82,6 +89,7 @@ _SPARK_POINTS = 60
 _PACE_STEPS = 20
 _FINDINGS = 5
 MODELS_FOLDER = "models"
+TRAINING_REWARD, STEP_SECONDS = "train/reward", "time/step_wall_s"
 
 
 def list_names(data_dir: DataDir, database: ReadOnlyDatabase, project: str | None = None) -> list[tuple[str, str]]:
@@ -90,6 +98,16 @@ def list_names(data_dir: DataDir, database: ReadOnlyDatabase, project: str | Non
     for folder in _folders(data_dir.root):
         names |= {(folder.name, model.name) for model in _folders(folder / MODELS_FOLDER)}
     return sorted((p, n) for p, n in names if project in (None, p))
+
+
+def _newest(metric: str | None, points: Sequence[CurvePoint]) -> run_answers.CurrentReward | None:
+    """Return the last point of a metric's curve; `None` for an empty curve."""
+    if metric is None or not points:
+        return None
+    last = points[-1]
+    return run_answers.CurrentReward(
+        split=metric.partition("/")[0], step=last.step, mean=last.mean, low=last.low, high=last.high, num=last.num or 1
+    )
 
 
 def summarize(run: RunFiles) -> tuple[run_answers.RunSummary, run_answers.RunJob | None]:
@@ -107,19 +125,15 @@ def summarize(run: RunFiles) -> tuple[run_answers.RunSummary, run_answers.RunJob
         findings = run.jobs.findings[-_FINDINGS:][::-1]
         times = run.times()
         steps = run.steps().tolist()
+        training = curve(run, TRAINING_REWARD) if TRAINING_REWARD in known else []
+        walls = run.points(STEP_SECONDS)
         training_job = next((job for job in run.jobs.newest if job.kind in TRAINING_KINDS), None)
     registered = run.database.read(
         "SELECT base_model, step, created_at FROM models WHERE project = ? AND name = ?", (run.project, run.name)
     )
     base_model, step, created_at = registered[0] if registered else (None, None, None)
     ((num_rollouts,),) = run.indexer.store.read("SELECT total(num_rollouts) FROM files WHERE run = ?", (run.number,))
-    reward = None
-    if metric is not None and points:
-        last = points[-1]
-        split = metric.partition("/")[0]
-        reward = run_answers.CurrentReward(
-            split=split, step=last.step, mean=last.mean, low=last.low, high=last.high, num=last.num or 1
-        )  # fmt: skip
+    seed, seed_group = seed_of(run.recorded_settings())
     if step is None:  # not registered here: what is on the disk says it
         with contextlib.suppress(OSError):
             steps += list_steps(run.paths.checkpoints)
@@ -130,9 +144,13 @@ def summarize(run: RunFiles) -> tuple[run_answers.RunSummary, run_answers.RunJob
     newest = sorted(times)[-_PACE_STEPS - 1 :]
     passed = [(times[later] - times[earlier]) / (later - earlier) for earlier, later in itertools.pairwise(newest)]
     passed = [seconds for seconds in passed if seconds > 0]
+    seconds = float((walls.means * walls.counts).sum()) if len(walls.steps) else None
+    if seconds is None and len(times) > 1:
+        seconds = max(times.values()) - min(times.values())
     summary = run_answers.RunSummary(
         headline=measure_change(run), project=run.project, name=run.name, base_model=base_model, state="finished",
-        step=int(step), num_rollouts=int(num_rollouts), reward=reward,
+        step=int(step), num_rollouts=int(num_rollouts), reward=_newest(metric, points), seconds=seconds,
+        training_reward=_newest(TRAINING_REWARD, training), seed=seed, seed_group=seed_group,
         spark=as_series(metric, thin(points, _SPARK_POINTS)) if metric and points else None, main_metric=metric,
         seconds_per_step=statistics.median(passed) if passed else None, costs_usd=total_usd(run.costs()),
         findings=findings, updated_at=max(moments, default=created_at or None),
@@ -250,6 +268,12 @@ class Viewer:
         self.indexer.close()
         self.store.close()
 
+    def complete(self) -> None:
+        """Wait until the rollouts of all runs are indexed."""
+        for names in list_names(self.data_dir, self.database):
+            while self.indexer.ensure(*names, wait_s=COMPLETE_WAIT_S)[1] is not None:
+                pass
+
     def run_files(self, project: str, name: str) -> RunFiles:
         """Return the files of a run, with what was read of them before."""
         if not self.data_dir.model(project, name).root.is_dir() and not self.database.read(
@@ -268,7 +292,15 @@ class Viewer:
             states += [_stat(path) for path in comparison_files(self.data_dir)]
         for each in names:
             paths = self.data_dir.model(*each)
-            files = (paths.history, paths.costs, paths.state, paths.settings, paths.checkpoints, paths.steps)
+            files = (
+                paths.history,
+                paths.costs,
+                paths.state,
+                paths.settings,
+                paths.labels,
+                paths.checkpoints,
+                paths.steps,
+            )
             states += [_stat(path) for path in (*files, paths.root / "trajectories" / TRAIN)]
         for activity in (self._activity(*each) for each in names if self._activity is not None):
             if activity is not None:  # what changes when something happens, and not with every second
@@ -282,10 +314,10 @@ class Viewer:
         """List all runs, or those of one project."""
         runs = [self._summary(*names) for names in list_names(self.data_dir, self.database, project)]
         runs.sort(key=lambda run: (-(run.updated_at or 0.0), run.project, run.name))
-        return run_answers.RunList(runs=runs, now=time.time())
+        return run_answers.RunList(runs=runs, groups=find_groups(runs), now=time.time())
 
     def run(self, project: str, name: str) -> run_answers.RunDetail:
-        """Describe one run."""
+        """Describe one run: its state, findings, settings, jobs, and the names of its metrics."""
         summary = self._summary(project, name)
         return self._read(project, name, lambda run, _: detail(run, summary, self.indexer.files(project, name)))
 
@@ -312,6 +344,13 @@ class Viewer:
     def tokens(self, project: str, name: str, key: RolloutKey, query: TokensQuery) -> RolloutTokens:
         """Describe the exact tokens of one path of a rollout."""
         return self._read(project, name, lambda run, _: self._tokens.rollout(run, key, query), [(key.split, key.step)])
+
+    def request(self, project: str, name: str, key: RolloutKey, query: RequestQuery) -> RepeatedRequest:
+        """Return a request that gives an answer of a rollout again."""
+        return self._read(
+            project, name, lambda run, _: repeated_request(run, self.database, key, query.exchange),
+            [(key.split, key.step)],
+        )  # fmt: skip
 
     def tree(self, project: str, name: str, step: int, query: TreeQuery) -> TreeAnswer:
         """Describe the prefix tree of a step as it was trained."""
@@ -353,7 +392,8 @@ class Viewer:
             scored = {row.label: row.headline.mean for row in comparison.models if row.headline is not None}
             line = run_answers.ComparisonLine(
                 id=comparison.id, task=comparison.task, description=comparison.description,
-                models=[row.label for row in comparison.models], best=max(scored, key=scored.__getitem__, default=None),
+                models=comparison.models, reference=comparison.reference,
+                best=max(scored, key=scored.__getitem__, default=None),
                 headline_metric=comparison.headline_metric, num_scenarios=comparison.num_scenarios,
                 updated_at=comparison.updated_at, is_complete=comparison.is_complete,
             )  # fmt: skip
@@ -378,6 +418,14 @@ class Viewer:
             return run_answers.ComparisonAnswer(comparison=content, remarks=remarks(content))
         raise NotFoundError(problem, param="comparison")
 
+    def label(self, project: str, name: str, changes: LabelChanges) -> RunLabels:
+        """Replace tags, notes, star or archive mark of a run, and return all of them.
+
+        Raises:
+            StorageError: the directory cannot be written.
+        """
+        return set_labels(self.run_files(project, name).paths, **changes.model_dump(exclude_none=True))
+
     # -- inside --
 
     def _read(
@@ -397,14 +445,19 @@ class Viewer:
     def _summary(self, project: str, name: str) -> run_answers.RunSummary:
         """Describe a run in one line, with what happens at this moment."""
         summary, job = self._read(project, name, self._line)
-        num_steps = read_num_steps(self.data_dir.model(project, name))
+        paths = self.data_dir.model(project, name)
+        num_steps, end = read_course(paths)
         facts = RunFacts(
             step=summary.step, seconds_per_step=summary.seconds_per_step, num_steps=num_steps, training_job=job,
-            is_used=self._is_used(),
+            is_used=self._is_used(), end=end if end is not None and end.step == summary.step else None,
         )  # fmt: skip
         now = describe_run(facts, None if self._activity is None else self._activity(project, name))
         updated = [moment for moment in (summary.updated_at, job and (job.ended_at or job.started_at)) if moment]
-        return summary.model_copy(update={**now._asdict(), "updated_at": max(updated, default=None)})
+        changes = {
+            **now._asdict(), "updated_at": max(updated, default=None), "num_steps": num_steps,
+            "outcome": describe_outcome(facts, now.state, summary.headline), "labels": read_labels(paths),
+        }  # fmt: skip
+        return summary.model_copy(update=changes)
 
     def _line(
         self, run: RunFiles, indexing: Indexing | None

@@ -12,12 +12,9 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from pydantic import ValidationError
-
-from art.cli.arguments import options_of
+from art.cli.arguments import options_of, read_settings, read_settings_file
 from art.cli.output import EXIT_BUDGET
-from art.config.base import Config, describe_invalid
-from art.errors import ConfigError
+from art.config.base import Config
 from art.task import Task, TaskDefaults, get_task
 from art.task.names import other_task, read_form
 from art.task.options import changed_options, is_tiny_model, spell_options
@@ -71,14 +68,20 @@ _METAVARS: dict[str, str | tuple[str, ...]] = {
 
 
 def config_of(config: type[C], args: argparse.Namespace) -> C:
-    """Make a config of the class `config` from the options that were given on the command line. Raises `ConfigError` if
-    a setting has a value that it cannot have; the message names the option."""
-    values = {name: getattr(args, name, None) for name in config.model_fields}
-    try:
-        return config.model_validate({name: value for name, value in values.items() if value is not None})
-    except ValidationError as error:
-        options = {name: f"--{name.replace('_', '-')}" for name in config.model_fields}
-        raise ConfigError(describe_invalid(error, options)) from None
+    """Make a config of the class `config` from the file of --settings and the command line's options, which win.
+
+    Raises:
+        ConfigError: the file cannot be read, or a setting is unknown or has a value that it cannot have. The message
+            names the option, or the file and its setting.
+    """
+    path: Path | None = getattr(args, "settings", None)
+    names = [name for name in config.model_fields if name != "settings" and getattr(args, name, None) is not None]
+    values = {} if path is None else read_settings_file(path)
+    in_file = [name for name in values if name not in names]
+    options = {name: f"--{name.replace('_', '-')}" for name in config.model_fields if name not in in_file}
+    options |= {"tags": "--tag"} if "tags" in options else {}
+    source = str(path) if in_file else ""
+    return read_settings(config, values | {name: getattr(args, name) for name in names}, source, options)
 
 
 def add_recipe_options(
@@ -94,10 +97,16 @@ def add_recipe_options(
         "steps": defaults.num_steps, "groups": defaults.groups_per_step, "rollouts": defaults.rollouts_per_group
     }  # fmt: skip
     add_settings(parser, config, "name", "project", "data_dir", "report")
-    loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "evaluate", "max_staleness")
+    add_label_options(parser)
+    loop = ("steps", "seed", "learning_rate", "groups", "rollouts", "max_staleness")
     add_settings(parser, config, *loop, shown=shown)
     add_settings(parser.add_mutually_exclusive_group(), config, "lora_rank", "full_finetuning")
     add_settings(parser, config, "engine", "max_context")
+    parser.add_argument(
+        "--settings", type=Path, metavar="FILE",
+        help="TOML or JSON with settings of this command by name, e.g. learning_rate, and `art.ModelSettings` as the "
+        "table `settings`; what the command line says wins",
+    )  # fmt: skip
     judge = parser.add_argument_group("judge", what_for)
     add_settings(judge, config, "judge", "judge_url", "judge_passes")
     about = "what is good, in prose (default: the task's, or RULER's)"
@@ -105,6 +114,12 @@ def add_recipe_options(
     budget = f"a run that spends its budget keeps every finished step and ends with the exit code {EXIT_BUDGET}"
     costs = parser.add_argument_group("costs", budget)
     add_settings(costs, config, "budget", "price_per_hour", "judge_price")
+
+
+def add_label_options(parser: argparse._ActionsContainer) -> None:
+    tag_help = "word by which the page finds the run, in place of those that it has; may be given several times"
+    parser.add_argument("--tag", action="append", dest="tags", metavar="TAG", help=tag_help)
+    parser.add_argument("--notes", metavar="TEXT", help="text about the run for its page, in place of what it has")
 
 
 def add_settings(
@@ -115,6 +130,7 @@ def add_settings(
     for name in names:
         field = config.model_fields[name]
         words = str(field.description).rstrip(".")
+        words = words[0].lower() + words[1:] if words[1:2].islower() else words  # USD stays
         default = shown.get(name, field.default)
         suffix = "" if default is None or default is False or default == () else f" (default: {default})"
         options = _options_of(field.annotation)

@@ -27,6 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help="task, scenarios and report (default: after the task)")
     judged = "a language model scores the answers to each input"
+    add_settings(parser, AutoConfig, "held_out_rollouts")
     add_recipe_options(parser, AutoConfig, judged, DatasetTask.defaults)
     group = parser.add_argument_group("scenarios", "written once, into files that may be edited")
     add_settings(group, AutoConfig, "num_scenarios", "generator", "generator_url", "instructions")

@@ -94,7 +94,7 @@ async def auto(
         # Fails before inputs are paid for if the base model is missing or cannot be trained here.
         on_progress(Progress("Starting server, engine and trainer ...", "busy"))
         await trained.register(backend)
-        await trained.record_settings(config.to_record())
+        await config.record(trained)
         dataset = await files.write()
         task = task_of(dataset, config.seed)
         run = JudgedRun(
@@ -136,7 +136,7 @@ REMEDIES = Remedies(
         "Edit the prompt in task.toml or the inputs in scenarios.jsonl towards what the policy solves now and then, "
         "give an input more --rollouts, and measure the judge with `art judge check`"
     ),
-    unclear="Train on with a higher --steps, or measure on more inputs of the split `test` and with more --evaluate",
+    unclear="Train on with a higher --steps, or measure on more `test` inputs and with more --held-out-rollouts",
     faults="Take a base model that follows instructions better",
 )
 

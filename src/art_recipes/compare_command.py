@@ -1,8 +1,8 @@
 """`art compare TASK --models A,B,...`: compare models on the same held-out scenarios of a task.
 
-    art compare tic_tac_toe --models scripted,tiny                        the best player, an untrained model
-    art compare tic_tac_toe --models agent@latest,agent@0,openai/gpt-5    a checkpoint, its base, a provider's model
-    art compare shop.py:Shop --models llama3=http://gpu:8000/v1#GPU_KEY   any OpenAI-compatible server
+    art compare tic_tac_toe --models scripted,tiny
+    art compare tic_tac_toe --models agent@latest,agent@0,openai/gpt-5
+    art compare shop.py:Shop --models llama3=http://gpu:8000/v1#GPU_KEY
 
 A model is `scripted`, `tiny`, PROVIDER/MODEL, MODEL=URL#KEY_VARIABLE, NAME@STEP or PROJECT/NAME@STEP of the data
 directory (step 0 is the base, `latest` the newest), a folder or a hub id. Rollouts that fail get no score and are
@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress as ProgressBars
-from rich.progress import TaskID
 from rich.table import Table
 
 from art.cli.arguments import TASK_HELP, add_task_options, options_of
@@ -51,9 +49,8 @@ from art_recipes.comparing.model_comparison import (
     read_comparison,
     remarks,
 )
-from art_recipes.screen import Screen, print_page_line, progress_bar
+from art_recipes.screen import ProgressPrinter, Screen, print_page_line
 from art_recipes.tiny_model_command import build_with_progress, default_folder
-from art_recipes.training.progress import Progress
 
 MADE_FOR_THE_TASK = ("scripted", "tiny")
 WIDTH = 140
@@ -66,13 +63,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", nargs="+", required=True, metavar="MODEL", help="models, with commas or spaces between them"
     )
-    what = ("games", "rollouts", "seed", "split", "reference", "data_dir", "out")
+    what = ("held_out", "rollouts", "seed", "split", "reference", "data_dir", "out")
     add_settings(parser, CompareConfig, *what)
     asking = parser.add_argument_group("requests", "how models are asked")
     add_settings(asking, CompareConfig, "concurrency", "call_timeout", "attempts", "rollout_timeout", "max_tokens")
     costs = parser.add_argument_group("costs", "a price that is not known is shown as such, never as 0")
     costs.add_argument(
-        "--price", nargs="+", default=[], metavar="MODEL=PROMPT,COMPLETION",
+        "--price", nargs="+", default=[], metavar="MODEL=USD,USD",
         help="USD per million prompt and completion tokens of a model, by its label",
     )  # fmt: skip
     add_settings(costs, CompareConfig, "price_per_hour")
@@ -88,11 +85,9 @@ def run(args: argparse.Namespace) -> int:
     models = _priced(models, args.price)
     folder = comparison_folder(task, config)
     try:
-        with progress_bar(console, "score") as bars:
-            on_update = partial(_update, bars, {})
-            result = run_coroutine(
-                compare_models(task, models, config=config, on_progress=partial(_say, bars), on_update=on_update)
-            )
+        with ProgressPrinter(console) as printer:
+            update = partial(_update, printer)
+            result = run_coroutine(compare_models(task, models, config=config, on_progress=printer, on_update=update))
     except KeyboardInterrupt:
         console.print(f"\n{stopped()}; the same command goes on", highlight=False, soft_wrap=True)
         if (folder / JSON_FILE).exists():
@@ -154,21 +149,16 @@ def _priced(models: list[ComparedModel], prices: list[str]) -> list[ComparedMode
     return list(by_label.values())
 
 
-def _say(bars: ProgressBars, progress: Progress) -> None:
-    style = "yellow" if progress.kind == "warning" else None
-    bars.console.print(progress.text, style=style, highlight=False, soft_wrap=True)
-
-
-def _update(bars: ProgressBars, tasks: dict[str, TaskID], comparison: ModelComparison) -> None:
-    """Move the bar of each model."""
-    total = comparison.num_scenarios * comparison.rollouts_per_scenario
-    for row in comparison.models:
-        if row.label not in tasks:
-            tasks[row.label] = bars.add_task(row.label, total=total, score="")
-        score = "" if row.headline is None else f"{comparison.headline_metric} {row.headline.mean:.2f}"
-        failed = f", {row.num_failed_rollouts} failed" if row.num_failed_rollouts else ""
-        done = row.num_rollouts + row.num_failed_rollouts
-        bars.update(tasks[row.label], completed=done, score=f"{score}{failed}")
+def _update(line: ProgressPrinter, comparison: ModelComparison) -> None:
+    """Show the rollouts of all models that have ended, and the score of each model so far."""
+    done = sum(row.num_rollouts + row.num_failed_rollouts for row in comparison.models)
+    total = len(comparison.models) * comparison.num_scenarios * comparison.rollouts_per_scenario
+    if line.what != "rollouts":
+        line.begin("rollouts", done, total)
+    scores = [f"{row.label} {row.headline.mean:.2f}" for row in comparison.models if row.headline is not None]
+    failed = sum(row.num_failed_rollouts for row in comparison.models)
+    about = [f"{comparison.headline_metric}: {', '.join(scores)}"] * bool(scores) + [f"{failed} failed"] * bool(failed)
+    line.update(done, total, "  ".join(about))
 
 
 def _show(console: Console, comparison: ModelComparison, folder: Path) -> None:

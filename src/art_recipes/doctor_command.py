@@ -17,14 +17,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from art.cli.arguments import TASK_HELP, add_task_options
+from art.cli.arguments import TASK_HELP, add_task_options, read_settings, read_settings_file
 from art.cli.output import run_coroutine
 from art.client.submission import wire_groups
+from art.client.terminal import ProgressLine
 from art.config import ModelSettings, ServerConfig
 from art.config.base_models import resolve_base_model
 from art.config.training import SPREAD_TOLERANCE
@@ -38,6 +37,7 @@ from art.task import Scenario, Task, draw_scenarios, list_tasks
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes.arguments import task_for
 from art_recipes.screen import Screen
+from art_recipes.training.task_training import TaskTrainingConfig
 
 COLOURS: dict[CheckStatus, str] = {"ok": "green", "warning": "yellow", "failure": "red"}
 MUCH_WITHOUT_SPREAD = 0.5
@@ -53,14 +53,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--task", help=f"look at the rewards of this task: {TASK_HELP}")
     add_task_options(parser)
-    parser.add_argument("--scenarios", type=int, default=4, help="of the task, to roll out (default: %(default)s)")
-    parser.add_argument("--rollouts", type=int, help="of each scenario (default: the task's own)")
+    parser.add_argument(
+        "--groups", type=int, default=4, metavar="N", help="scenarios of the task to roll out (default: %(default)s)"
+    )
+    parser.add_argument("--rollouts", type=int, help="rollouts of each scenario (default: the task's own)")
     parser.add_argument(
         "--longest", type=int, metavar="TOKENS", help="length of the trial's sequence (default: the engine's context)"
     )
-    parser.add_argument("--settings", type=Path, metavar="FILE", help="JSON of `art.ModelSettings` to train with")
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="settings to check: those of `art train`")
     parser.add_argument("--data-dir", type=Path, default=Path(".art"), help="where training will write (default: .art)")
-    parser.add_argument("--seed", type=int, default=0, help="of the scenarios (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the scenarios (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the checks and their numbers")
 
 
@@ -80,17 +82,15 @@ def run(args: argparse.Namespace) -> int:
     task = task_for(console, args, args.model) if args.task else None
     settings = ModelSettings()
     if args.settings is not None:
-        try:
-            settings = ModelSettings.model_validate_json(args.settings.read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
-            raise ConfigError(f"--settings {args.settings}: expected JSON of `art.ModelSettings`: {error}") from error
+        values = read_settings_file(args.settings)
+        settings = read_settings(TaskTrainingConfig, values, str(args.settings)).model_settings()
     data_dir = args.data_dir.resolve()
     disk = next(path for path in (data_dir, *data_dir.parents) if path.is_dir())  # the one that training will fill
     with tempfile.TemporaryDirectory(prefix=".art-doctor-", dir=disk, ignore_cleanup_errors=True) as folder:
         if args.cluster is not None:
             checks = run_coroutine(_examine_cluster(args.cluster, args.model, settings, Path(folder)))
         else:
-            checks = run_coroutine(_examine(console, args, settings, task, Path(folder)))
+            checks = run_coroutine(_examine(args, settings, task, Path(folder)))
     table = Table(*(Column(name, overflow="fold") for name in ("check", "", "found", "what to do")), show_lines=True)
     for check in checks:
         status = Text(check.status, style=COLOURS[check.status])
@@ -121,7 +121,7 @@ async def _examine_cluster(
 
 
 async def _examine(
-    console: Console, args: argparse.Namespace, settings: ModelSettings, task: Task | None, folder: Path
+    args: argparse.Namespace, settings: ModelSettings, task: Task | None, folder: Path
 ) -> list[CheckResult]:
     async with LocalBackend(path=folder, show_page=False) as backend:
         model = TrainableModel(
@@ -129,7 +129,7 @@ async def _examine(
         )
         started = time.perf_counter()
         try:
-            with console.status("Starting engine and trainer ..."):
+            with ProgressLine("Starting engine and trainer"):
                 await model.register(backend)
         except ArtError as error:
             remedy = "the message says what to change"
@@ -137,11 +137,11 @@ async def _examine(
         seconds = time.perf_counter() - started
         finding = f"engine and trainer run and agree on a probe after {seconds:.1f} s"
         checks = [CheckResult(name="start", status="ok", found=finding, measured={"seconds": seconds})]
-        with console.status("A trial step ..."):
+        with ProgressLine("A trial step"):
             report = await backend.preflight(model, PreflightRequest(trial_tokens=args.longest))
         checks += report.checks
         if task is not None:
-            checks += await examine_task(console, args, task, backend, model)
+            checks += await examine_task(args, task, backend, model)
     return checks
 
 
@@ -149,7 +149,7 @@ async def roll_out(
     args: argparse.Namespace, task: Task, model: TrainableModel
 ) -> tuple[list[TrajectoryGroup], CheckResult]:
     """Make a few groups of rollouts of a task, as a training step would, and check that they do not raise."""
-    scenarios = draw_scenarios(task, "train", seed=args.seed, count=args.scenarios)
+    scenarios = draw_scenarios(task, "train", seed=args.seed, count=args.groups)
     size = args.rollouts or task.defaults.rollouts_per_group
 
     async def rollout(scenario: Scenario, index: int) -> Trajectory:
@@ -195,10 +195,10 @@ def check_spread(groups: Sequence[TrajectoryGroup]) -> CheckResult:
 
 
 async def examine_task(
-    console: Console, args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
+    args: argparse.Namespace, task: Task, backend: LocalBackend, model: TrainableModel
 ) -> list[CheckResult]:
     """Check a task: a few rollouts, and unless only a judge rewards it, their rewards and a trial step on them."""
-    with console.status(f"Rollouts of {task.name} ..."):
+    with ProgressLine(f"Rollouts of {task.name}"):
         groups, rollouts = await roll_out(args, task, model)
     if task.needs_judge:
         return [rollouts]
@@ -206,6 +206,6 @@ async def examine_task(
     if not any(map(len, groups)):
         return checks
     request = PreflightRequest(quick=False, trial=False, groups=wire_groups(groups))
-    with console.status("A trial step of these rollouts ..."):
+    with ProgressLine("A trial step of these rollouts"):
         checks += (await backend.preflight(model, request)).checks
     return checks

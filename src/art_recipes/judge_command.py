@@ -1,6 +1,7 @@
-"""`art judge check FILE` measures a judge before its scores become rewards; `art judge serve` serves a scripted one.
+"""`art judge`: measure a judge before its scores become rewards, or serve a scripted one.
 
-    art judge check .art/shop/models/agent-1/trajectories/val/12.jsonl --judge openai/o3 --label win
+    cd .art/shop/models/agent-1/trajectories
+    art judge check val/12.jsonl --judge openai/o3 --label win
 
 FILE holds groups as `model.log` writes them. Each is judged twice per repeat, in two orders. The table says how
 reliable a score is, what the order does to it, how often it agrees with labels, and what it costs.
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from art.cli.arguments import TASK_HELP, add_task_options
+from art.client.terminal import ProgressLine
 from art.errors import ConfigError, JudgeError
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
 from art.storage.trajectories import read_groups
@@ -36,7 +38,7 @@ from art.testing.scripted_server import Reply, ScriptedServer, failure
 from art.trajectory import TrajectoryGroup
 from art_recipes.arguments import task_for
 from art_recipes.judge_check import JudgeReport, check_judge
-from art_recipes.screen import Screen, progress_bar
+from art_recipes.screen import Screen
 from art_recipes.scripted_generator import ScriptedGenerator
 from art_recipes.training.recipe_config import require_installed
 
@@ -46,7 +48,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="ask a judge about groups of a file, several times each")
     check.add_argument("file", type=Path, metavar="FILE", help="groups, one JSON object per line")
     check.add_argument("--judge", required=True, metavar="MODEL", help="as litellm names it, e.g. openai/o3")
-    check.add_argument("--judge-url", metavar="URL", help="of an OpenAI-compatible server that answers for MODEL")
+    check.add_argument(
+        "--judge-url", metavar="URL", help="address of an OpenAI-compatible server that answers for MODEL"
+    )
     what = check.add_mutually_exclusive_group()
     what.add_argument("--judge-rubric", type=Path, metavar="FILE", help="what is good, in prose (default: RULER's)")
     what.add_argument("--task", help="task whose rubric says what is good, as in `art train`")
@@ -56,8 +60,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "set)",
     )  # fmt: skip
     check.add_argument("--max-groups", type=int, default=50, help="judge this many at most (default: 50)")
-    check.add_argument("--repeats", type=int, default=1, help="of the two questions per group (default: 1)")
-    check.add_argument("--seed", type=int, default=0, help="of the orders (default: 0)")
+    check.add_argument(
+        "--repeats", type=int, default=1, help="how often the two questions per group are asked (default: 1)"
+    )
+    check.add_argument("--seed", type=int, default=0, help="seed of the orders (default: 0)")
     check.add_argument("--json", type=Path, metavar="FILE", help="write the numbers for scripts")
     add_serve_parser(actions)
 
@@ -75,12 +81,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.file} has no group of at least two trajectories, so there is nothing to compare")
     require_installed(judge)
     console = Screen()
-    with progress_bar(console, transient=True) as progress:
-        bar = progress.add_task("judging", total=len(groups) * args.repeats)
+    total = len(groups) * args.repeats
+    with ProgressLine("judging") as line:
+        line.update(0, total)
         report = asyncio.run(
             check_judge(
                 judge, groups, label=partial(labels_of, args.label), repeats=args.repeats, seed=args.seed,
-                on_trial=lambda: progress.advance(bar),
+                on_trial=lambda: line.update(line.done + 1, total),
             )
         )  # fmt: skip
     if args.json:
@@ -138,8 +145,8 @@ def _number(value: float) -> str:
 
 def add_serve_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = actions.add_parser(
-        "serve", help="a judge and generator without network, for trying things", description=inspect.getdoc(serve),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "serve", help="serve a scripted judge and generator without network, for trying things",
+        description=inspect.getdoc(serve),
     )  # fmt: skip
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--task", help=TASK_HELP)
@@ -158,21 +165,23 @@ def add_serve_parser(actions: argparse._SubParsersAction[argparse.ArgumentParser
         "--fault-rate", type=float, default=0.0, metavar="P",
         help="share of requests that fail: overload, errors, answers of no use (default: 0)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of noise and failures (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of noise and failures (default: 0)")
     parser.add_argument("--inputs", type=Path, metavar="FILE", help="scenarios to give as a generator, one per line")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one (default: 0)")
     parser.set_defaults(run=serve)
 
 
 def serve(args: argparse.Namespace) -> int:
-    """`art judge serve`: a judge and a writer of scenarios without network, to try `--judge` and `--generator` with.
+    """Serve a judge and a writer of scenarios without network, to try --judge and --generator with.
 
         art judge serve --task nim:Nim --noise 0.1 --position-bias 0.1
 
     It serves an OpenAI-compatible address on this machine, follows a script, and asks no model. It scores a rollout
-      --task TASK    by the task's `score_messages(messages)`
-      --score FUNC   by a function of the messages, `module:function`, that returns 0 to 1
-      otherwise      by plain conduct: it ends with an answer, no call fails, few words
+
+        --task TASK    by the task's `score_messages(messages)`
+        --score FUNC   by a function `module:function` of the messages, 0 to 1
+        otherwise      by conduct: it ends with an answer, no call fails, few words
+
     When asked for scenarios it gives the lines of --inputs.
     """
     console, reply, served = Screen(), scripted_models(args), threading.Event()

@@ -22,6 +22,7 @@ from pydantic import Field
 from art.costs import Ledger
 from art.errors import BudgetError, TrainingError
 from art.metrics.scores import estimate
+from art.metrics.verdicts import Ending, HeldOutChange
 from art.model import TrainableModel
 from art.rewards import GroupScorer, JudgeSettings, Ruler
 from art.rewards.ruler import DEFAULT_JUDGE
@@ -49,6 +50,7 @@ from art_recipes.training.progress import (
     describe_untrained,
     log_progress,
     reach_verdict,
+    record_end,
     report_costs,
     report_verdict,
 )
@@ -66,13 +68,8 @@ class JudgedConfig(RecipeConfig):
     """Language model that writes scenarios, as litellm names it; the judge by default."""
     generator_url: str | None = None
     """Address of an OpenAI-compatible server that serves the generator."""
-    evaluate: int = Field(default=4, ge=0)
+    held_out_rollouts: int = Field(default=4, ge=0)
     """Rollouts of each held-out scenario before and after training; 0 for no evaluation."""
-
-    @property
-    def serves_one_step(self) -> bool:
-        """Whether the engine holds one checkpoint at a time, which rules out a comparison with the untrained policy."""
-        return self.full_finetuning and self.engine == "vllm"
 
     @property
     def writer(self) -> tuple[str, str | None]:
@@ -119,6 +116,7 @@ class JudgedRun:
     """Step of the newest checkpoint."""
     comparison: CheckpointComparison | None = None
     groups_without_scores: int = 0
+    ending: Ending = "finished"
     stopped: str = ""
     """Why the run ended early; empty if it did not."""
     reports: list[StepReport] = field(default_factory=list)
@@ -146,8 +144,9 @@ async def train_and_compare(
         FaultRateError: too many rollouts failed, or the judge scored too few groups.
     """
     ended, is_over_budget = None, False
-    compares = run.config.evaluate and not run.config.serves_one_step
-    if run.config.evaluate and run.config.serves_one_step:
+    run.model.merge_state({"end": None})  # this call goes on where an earlier one ended
+    compares = run.config.held_out_rollouts and not run.config.serves_one_step
+    if run.config.held_out_rollouts and run.config.serves_one_step:
         run.say(ONE_STEP, "warning")
     try:
         try:
@@ -159,17 +158,20 @@ async def train_and_compare(
         if ended is not None:
             raise ended
     except BudgetError as error:
-        is_over_budget, run.stopped = True, error.message
+        is_over_budget, run.ending, run.stopped = True, "stopped", error.message
         run.say(f"Stopped at step {run.step}: {error}. Every finished step is kept")
     except asyncio.CancelledError:
-        run.stopped = "it was interrupted"
+        run.ending, run.stopped = "stopped", "it was interrupted"
         raise
     except Exception as error:
+        run.ending = "stopped" if error is ended else "failed"
         run.stopped = str(error)
         raise
     finally:
         await book_last(run.model)
         report = describe()
+        if report.verdict is not None:
+            record_end(run.model, run.ending, run.step, report.verdict)
         path = publish(run, report)
         report_costs(run.on_progress, run.model.costs)
     return JudgedResult(
@@ -195,7 +197,7 @@ async def train(run: JudgedRun) -> None:
 
 async def compare(run: JudgedRun, scenarios: Sequence[Scenario]) -> None:
     """Compare the newest checkpoint with the untrained policy."""
-    rollouts, step = run.config.evaluate, run.step
+    rollouts, step = run.config.held_out_rollouts, run.step
     run.say(f"{len(scenarios)} held-out scenarios, {rollouts} rollouts before and after ...", "busy")
     run.comparison = await compare_checkpoints(
         run.model, run.task, scenarios, before=0, after=step, rollouts=rollouts,
@@ -239,8 +241,8 @@ def make_report(
     headline = None
     if run.comparison is not None and run.compared:
         headline = Headline(
-            measure=f"judged score on {len(run.compared)} held-out scenarios, {run.config.evaluate} rollouts of each "
-            "before and after", change=run.comparison.change(),
+            measure=f"judged score on {len(run.compared)} held-out scenarios, {run.config.held_out_rollouts} rollouts "
+            "of each before and after", change=run.comparison.change(),
             before=estimate([item.before_score for item in run.compared]),
             after=estimate([item.after_score for item in run.compared]),
         )  # fmt: skip
@@ -302,8 +304,11 @@ def course_of(run: JudgedRun, headline: Headline | None, endings: Iterable[str])
         shares[name] = statistics.fmean(values) if values else 0.0
     return Course(
         step=run.step, num_steps=run.config.loop_defaults(run.task.defaults).num_steps, reports=run.reports,
-        stopped=run.stopped, measure="the judged score on held-out scenarios",
-        change=headline.change if headline else None, endings=shares,
+        ending=run.ending, stopped=run.stopped, endings=shares,
+        change=None if headline is None else HeldOutChange(
+            measure="judged score on held-out scenarios", before=headline.before.mean, after=headline.after.mean,
+            difference=headline.change,
+        ),
     )  # fmt: skip
 
 
@@ -324,4 +329,5 @@ def faults_of(run: JudgedRun, course: Course) -> list[str]:
 
 
 def trained_part(config: RecipeConfig) -> str:
-    return "all weights" if config.full_finetuning else f"an adapter of rank {config.lora_rank}"
+    lora = config.model_settings().lora
+    return "all weights" if lora is None else f"an adapter of rank {lora.rank}"

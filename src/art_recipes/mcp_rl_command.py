@@ -31,11 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--out", metavar="DIR", help="scenarios and report (default: mcp-rl/<name>)")
     judged = "a language model scores the rollouts of each scenario"
+    add_settings(parser, McpRlConfig, "held_out_rollouts")
     add_recipe_options(parser, McpRlConfig, judged, McpTask.defaults)
     server = parser.add_argument_group("server", "how to reach it, and what the agent may do there")
     server.add_argument(
         "--header", action="append", default=[], metavar="'NAME: VALUE'",
-        help="of each HTTP request; $VARIABLES of the environment are filled in",
+        help="header of each HTTP request; $VARIABLES of the environment are filled in",
     )  # fmt: skip
     server.add_argument(
         "--server-env", action="append", default=[], metavar="NAME[=VALUE]",

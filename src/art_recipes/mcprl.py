@@ -63,7 +63,7 @@ class McpRlConfig(JudgedConfig):
     num_scenarios: int = Field(default=24, ge=1)
     """Scenarios to train on."""
     held_out: int = Field(default=12, ge=1)
-    """Scenarios to test with."""
+    """Held-out scenarios to test with."""
     instructions: str | None = None
     """What the scenarios should be about, in your words."""
     rubric: str | None = None
@@ -132,7 +132,7 @@ class _McpRl:
             # Before scenarios are paid for: a base model that is missing, or that cannot be trained here, ends it now.
             self._say("Starting server, engine and trainer ...", "busy")
             await model.register(backend)
-            await model.record_settings(config.to_record())
+            await config.record(model)
             await require_fit(model, tools)
             scenarios = self._load_scenarios(tools) or await self._write_scenarios(tools, resources, model.costs)
             task = McpTask(
@@ -230,7 +230,7 @@ REMEDIES = Remedies(
         "Edit scenarios.json towards what the policy solves now and then, give a scenario more --rollouts, and measure "
         "the judge with `art judge check`"
     ),
-    unclear="Train on with a higher --steps, or measure on more held-out scenarios and with more --evaluate",
+    unclear="Train on with a higher --steps, or measure on more held-out scenarios and more --held-out-rollouts",
     faults="Take a base model that calls tools better, or fewer tools with --tools",
 )
 

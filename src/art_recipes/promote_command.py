@@ -1,12 +1,12 @@
 """`art promote MODEL[@STEP]`: let a checkpoint answer requests to PROJECT/NAME@promoted, if it is certain to be better.
 
-    art promote games/agent                                     the newest step, as it is
-    art promote games/agent@40 --require 0.02                   if it beats the promoted one by more than 0.02,
-                                                                by the `val` rollouts in the model's log
-    art promote games/agent@40 --require 0.02 --task tic_tac_toe --games 200      by rollouts that are made now
-    art promote games/agent@40 --require 0.02 --force --note "the old one has a leak"
+    art promote games/agent                     the newest step, as it is
+    art promote games/agent@40 --require 0.02   if it beats the promoted one
+    art promote games/agent@40 --require 0.02 --task tic_tac_toe --held-out 200
+    art promote games/agent@40 --require 0.02 --force --note "the old leaks"
 
-The improvement counts if its interval lies above --require. `art checkpoints list` shows what was decided. The server
+The improvement is measured by the `val` rollouts in the model's log, or with --task by rollouts that are made now. It
+counts if its interval lies above --require. `art checkpoints list` shows what was decided. The server
 is at --url or ART_SERVER_URL, and the key is in ART_API_KEY.
 """
 
@@ -20,17 +20,18 @@ from pathlib import Path
 from art.backend import RemoteBackend
 from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options
 from art.cli.output import PlainLines
+from art.client.terminal import ProgressLine
 from art.errors import ConfigError
 from art.protocol.promotions import Gate, MeasuredScores
 from art.protocol.training import ModelStatus
 from art.storage.local_key import find_local_key
 from art_recipes.arguments import task_for
 
-GAMES = 200
+HELD_OUT = 200
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
+    parser.add_argument("--url", help="address of the server (default: ART_SERVER_URL)")
     parser.add_argument("model", type=ModelArgument.parse, help="PROJECT/NAME@STEP; without @STEP the newest")
     parser.add_argument("--require", type=float, metavar="X", help="least improvement, e.g. 0.02 or 0 (default: none)")
     parser.add_argument("--split", help="held-out split (default: val of the log; with --task test, or val)")
@@ -40,9 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     now = parser.add_argument_group("measure now", "instead of reading the log, by the rewards of a task")
     now.add_argument("--task", help=TASK_HELP)
     add_task_options(now)
-    now.add_argument("--games", type=int, default=GAMES, metavar="N", help=f"scenarios (default: {GAMES})")
-    now.add_argument("--rollouts", type=int, default=1, metavar="N", help="of each scenario (default: 1)")
-    now.add_argument("--seed", type=int, default=0, metavar="N", help="of the scenarios; another one draws fresh ones")
+    now.add_argument("--held-out", type=int, default=HELD_OUT, metavar="N", help=f"scenarios (default: {HELD_OUT})")
+    now.add_argument("--rollouts", type=int, default=1, metavar="N", help="rollouts of each scenario (default: 1)")
+    now.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the scenarios (default: 0)")
     now.add_argument("--data-dir", type=Path, default=Path(".art"), help="where the rollouts are kept (default: .art)")
 
 
@@ -87,8 +88,9 @@ async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> 
         raise ConfigError(f"with --task, --split is test or val, got {args.split!r}")
     model, reference, lines = args.model, status.promoted_step or 0, PlainLines()
     config = CompareConfig(
-        games=args.games, rollouts=args.rollouts, seed=args.seed, split=args.split or "test", data_dir=args.data_dir
-    )
+        held_out=args.held_out, rollouts=args.rollouts, seed=args.seed, split=args.split or "test",
+        data_dir=args.data_dir,
+    )  # fmt: skip
     task = task_for(lines, args, status.base_model, warns=False)
     server = args.url or os.environ["ART_SERVER_URL"]
     url = f"{server.rstrip('/')}/projects/{model.project}/v1"
@@ -97,9 +99,9 @@ async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> 
         Endpoint(label=f"{model.name}@{one}", url=url, model=f"{model.project}/{model.name}@{one}", api_key=key)
         for one in (reference, step)
     )
-    reference_values, values = await measure_pair(
-        task, reference_model, candidate, config,
-        lambda progress: lines.print(progress.text),
-    )  # fmt: skip
+    with ProgressLine(f"rollouts with steps {reference} and {step}"):
+        reference_values, values = await measure_pair(
+            task, reference_model, candidate, config, lambda progress: lines.print(progress.text)
+        )
     source = f"{task.label}, split {config.split}, seed {config.seed}, measured by `art promote`"
     return MeasuredScores(source=source, reference_step=reference, reference=reference_values, candidate=values)

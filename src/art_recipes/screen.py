@@ -1,4 +1,4 @@
-"""The console of commands: progress bars, the progress of a recipe, and the line with which a training ends.
+"""The console of commands: the progress of a recipe, and the line with which a training ends.
 
 Text is shown as it is, with control characters as escapes. Much of it comes from models, servers, paths and errors:
 rich would read `[rewards]` in it as a style and drop it, and a terminal would obey it.
@@ -10,23 +10,17 @@ import os
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from rich import progress as bars
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
-from rich.status import Status
-from rich.text import Text
 
 from art.cli.output import EXIT_BUDGET, EXIT_UNTRAINED, discard_output
+from art.client.terminal import ProgressLine, above_progress
 from art.storage.logs import escape_control
 from art_recipes.training.progress import Progress, ProgressKind, RecipeResult
-
-SILENCE_S = 15.0
-"""Seconds after which a line says how far the work is, where there is no terminal to show a bar."""
 
 
 class Screen(Console):
@@ -35,8 +29,9 @@ class Screen(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
 
-    def status(self, status: Any, **options: Any) -> Status:
-        return super().status(Text(status) if isinstance(status, str) else status, **options)
+    def print(self, *objects: Any, **options: Any) -> None:
+        with above_progress():
+            super().print(*objects, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -50,57 +45,24 @@ class Screen(Console):
         raise BrokenPipeError
 
 
-def progress_bar(console: Console, field: str = "", *, transient: bool = False) -> bars.Progress:
-    """A progress bar that shows a task's description, its count, its time and what is left of it, in a terminal only.
-
-    Args:
-        field: name of a text that the bar shows after them.
-        transient: whether the bar disappears at its end.
-    """
-    columns: list[bars.ProgressColumn] = [
-        bars.TextColumn("{task.description}", markup=False), bars.BarColumn(bar_width=24), bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(), bars.TextColumn("left", markup=False), bars.TimeRemainingColumn(),
-    ]  # fmt: skip
-    if field:
-        columns.append(bars.TextColumn(f"{{task.fields[{field}]}}", markup=False))
-    return bars.Progress(*columns, console=console, transient=transient, disable=not console.is_terminal)
+COLOURS: dict[ProgressKind, str] = {"warning": "yellow", "good": "green", "soft": "yellow", "bad": "red"}
 
 
-_COLOURS: dict[ProgressKind, str] = {"warning": "yellow", "good": "green", "soft": "yellow", "bad": "red"}
-
-
-class ProgressPrinter:
-    """Prints lines of progress, and shows a spinner while a recipe is busy. Use it as a context manager.
-
-    Where there is no terminal, a line says what it is busy with, if nothing was printed for `SILENCE_S` seconds.
-    """
+class ProgressPrinter(ProgressLine):
+    """Prints lines of progress, and shows what a recipe is busy with in one line. Use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
-        self._spinner: Status | None = None
-        self._printed_at = time.monotonic()
 
     def __call__(self, progress: Progress) -> None:
-        self._stop()
-        if progress.kind == "busy" and self._console.is_terminal:
-            self._spinner = self._console.status(progress.text)
-            self._spinner.start()
-            return
-        if progress.kind == "busy" and time.monotonic() - self._printed_at < SILENCE_S:
-            return
-        self._printed_at = time.monotonic()
-        self._console.print(progress.text, style=_COLOURS.get(progress.kind), highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._spinner is not None:
-            self._spinner.stop()
-            self._spinner = None
+        what = progress.part or (progress.text if progress.kind == "busy" else "")
+        if what == self.what:
+            self.update(progress.done, progress.total)
+        else:
+            self.begin(what, progress.done, progress.total)
+        if progress.kind != "busy":
+            self._console.print(progress.text, style=COLOURS.get(progress.kind), highlight=False, soft_wrap=True)
 
 
 def exit_code(result: RecipeResult) -> int:

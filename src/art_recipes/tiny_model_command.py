@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from art.cli.arguments import TASK_HELP, add_task_options
+from art.client.terminal import ProgressLine
 from art.task import Task, draw_conversations
 from art_recipes.arguments import task_for
-from art_recipes.screen import SILENCE_S, Screen, progress_bar
-from art_recipes.training.training_loop import duration
+from art_recipes.screen import Screen
 
 HEAD_DIMS = {"vllm": 32}
 """Size of the heads of a tiny model by engine, if it is not 16: vLLM on CPU has no attention for smaller ones."""
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="folder to write")
     parser.add_argument("--task", default="tic_tac_toe", help=f"{TASK_HELP} (default: tic_tac_toe)")
     add_task_options(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the synthetic play (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the synthetic play (default: 0)")
     parser.add_argument(
         "--play-skill", type=float, metavar="S", help="mean skill of the play, 0 to 1 (default: the task's own)"
     )
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--warm-start-steps", type=int, metavar="N", help="0 leaves the weights random (default: the task's own number)"
     )
     parser.add_argument(
-        "--head-dim", type=int, default=16, choices=[16, 32], help="of the attention; vLLM needs 32 (default: 16)"
+        "--head-dim", type=int, default=16, choices=[16, 32], help="size of a head; vLLM needs 32 (default: 16)"
     )
     parser.add_argument(
         "--context", type=int, metavar="N",
@@ -62,7 +62,7 @@ def default_folder(data_dir: Path, task: Task, *, seed: int, head_dim: int) -> P
 def build_with_progress(
     console: Console, path: Path, *, task: Task, seed: int, head_dim: int = 16, **options: Any
 ) -> tuple[Path, float]:
-    """Make a tiny model for a task, and show a progress bar of its warm start (supervised training on scripted play).
+    """Make a tiny model for a task, and show the progress of its warm start (supervised training on scripted play).
 
     Args:
         options: more arguments of `build_tiny_model`.
@@ -75,27 +75,18 @@ def build_with_progress(
     """
     draw_conversations(task, seed=seed, count=1, skill=options.get("play_skill"))
     started = time.perf_counter()
-    if not console.is_terminal:  # a bar shows nothing there until it is done
-        about = "a warm start of about a minute on an idle core"
-        console.print(f"making a tiny model in {path}: {about}", highlight=False, soft_wrap=True)
-    with progress_bar(console, "loss") as progress:
-        bar = progress.add_task("warm start", total=None, loss="")
-
+    about = "a warm start of about a minute on an idle core"
+    console.print(f"making a tiny model in {path}: {about}", highlight=False, soft_wrap=True)
+    with ProgressLine("warm start") as line:
         from art.worker.child import import_transformers
 
         import_transformers()
         from art.testing.tiny_model import build_tiny_model
 
-        began = said_at = time.perf_counter()
-
         def on_progress(done: int, total: int, loss: float) -> None:
-            nonlocal said_at
-            progress.update(bar, completed=done, total=total, loss=f"loss {loss:.3f}")
-            now = time.perf_counter()
-            if not console.is_terminal and (now - said_at >= SILENCE_S or done == total):
-                said_at, left_s = now, (now - began) / done * (total - done)
-                line = f"warm start, step {done}/{total}  loss {loss:.3f}  {duration(left_s)} left"
-                console.print(line, highlight=False, soft_wrap=True)
+            if done == 1:
+                line.begin("warm start", done, total)  # its first step begins to count after the imports
+            line.update(done, total, f"loss {loss:.3f}")
 
         build_tiny_model(path, task=task, seed=seed, head_dim=head_dim, on_progress=on_progress, **options)
     return path, time.perf_counter() - started

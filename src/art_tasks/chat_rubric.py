@@ -23,14 +23,14 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art.errors import ConfigError
-from art.task import Conversation, Scenario, Split, TaskDefaults, TaskOptions
+from art.task import Conversation, Player, Scenario, Split, TaskDefaults, TaskOptions
 from art_recipes.dataset_task import DatasetTask
 from art_recipes.scenarios import Dataset, TaskText, WrittenScenario
 from art_recipes.scenarios.written import with_splits
 
 SAMPLE = "sample"
-_NAMES = ("Ada", "Basil", "Cora", "Felix", "Greta", "Hugo", "Iris", "Jasper", "Leonie", "Norbert", "Petra", "Rufus")
-_GIFTS = (
+NAMES = ("Ada", "Basil", "Cora", "Felix", "Greta", "Hugo", "Iris", "Jasper", "Leonie", "Norbert", "Petra", "Rufus")
+GIFTS = (
     "lamp", "kettle", "scarf", "teapot", "ladder", "drum", "candle", "basket", "mirror", "saddle", "pillow", "whistle",
 )  # fmt: skip
 _POLITE, _CURT = ("Dear ", "many thanks"), ("", "thanks")
@@ -139,11 +139,19 @@ class ChatRubric(DatasetTask):
         line = rng.choice(self.dataset.split("train"))
         name, gift = _wanted(line.input)
         opening, thanks = _POLITE if rng.random() < skill else _CURT
-        name = name if rng.random() < skill else rng.choice(_NAMES)
-        gift = gift if rng.random() < skill else rng.choice(_GIFTS)
+        name = name if rng.random() < skill else rng.choice(NAMES)
+        gift = gift if rng.random() < skill else rng.choice(GIFTS)
         answer = {"role": "assistant", "content": f"{opening}{name}, {thanks} for the {gift}."}
         messages: Any = [*self._after_system(line.input), answer]
         return Conversation(messages=messages)
+
+    def player(self, scenario: Scenario, *, rollout_index: int = 0) -> Player:
+        """A player that writes the best letter for a built-in request."""
+        if self.options.prompts != SAMPLE:
+            return super().player(scenario)
+        opening, thanks = _POLITE
+        name, gift = _wanted(scenario.inputs["input"])
+        return lambda messages, tools: {"content": f"{opening}{name}, {thanks} for the {gift}."}
 
     def score_messages(self, messages: list[dict[str, Any]]) -> tuple[float, str]:
         """Score the answer to a built-in request: 0.1, and 0.3 each for the right name, gift and politeness.
@@ -167,7 +175,7 @@ class ChatRubric(DatasetTask):
 
 
 def _sample() -> list[Prompt]:
-    texts = [f"Thank {name} for the {gift}." for name, gift in itertools.product(_NAMES, _GIFTS)]
+    texts = [f"Thank {name} for the {gift}." for name, gift in itertools.product(NAMES, GIFTS)]
     return [Prompt(prompt=text) for text in texts]
 
 

@@ -101,7 +101,7 @@ KINDS = {
         "sm", "{s} was not driven by {m}.", "{s} not {m}", lambda model, s, m: [_is_not(model.motive_of(s), m)],
     ),
     "together": Kind(
-        "pqh", "At {h}, {p} and {q} were in the same room.", "{p} with {q} {h}",
+        "pqh", "At {h}, {p} and {q} were in the same room.", "{q} with {p} {h}",
         lambda model, p, q, h: [model.same(model.room(p, h), model.room(q, h))],
     ),
     "apart": Kind(

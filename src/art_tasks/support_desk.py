@@ -142,6 +142,16 @@ class SupportDesk(Task):
         right = DESKS[scenario.inputs["desk"]]
         return lambda messages, tools: {"content": right}
 
+    def score_messages(self, messages: list[dict[str, Any]]) -> float:
+        """Score an answer from 0 to 1: the right desk 0.9, another 0.3, none or several 0.1."""
+        told = str(messages[-2]["content"]).rpartition(" was fine, but ")[2].lower()
+        named = named_in(str(messages[-1].get("content") or ""))
+        if len(named) != 1:
+            return 0.1
+        splits: tuple[Split, ...] = ("train", "val", "test")
+        is_right = any(matter.lower() in told for split in splits for matter in matters_of(named[0], split))
+        return 0.9 if is_right else 0.3
+
     def play(self, rng: random.Random, skill: float) -> Conversation:
         """Make one answer: with probability `skill` the right desk, else any."""
         message = self._draw("train", rng)

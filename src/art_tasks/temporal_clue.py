@@ -93,7 +93,7 @@ class TemporalClue(Task):
     name: ClassVar[str] = "temporal_clue"
     description: ClassVar[str] = "solve murder cases by deduction: who, where, when, with what and why"
     headline_metric: ClassVar[str] = "solved"
-    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=60, play_skill=0.75, warm_start_steps=900)
+    defaults: ClassVar[TaskDefaults] = TaskDefaults(num_steps=45, play_skill=0.75, warm_start_steps=800)
     options_class: ClassVar[type[ClueOptions]] = ClueOptions
     options: ClueOptions
     tiny_options: ClassVar[dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""TensorBoard: event files with one event per row: its scalars at the training step.
+"""TensorBoard: event files with one event per row: its scalars and histograms at the training step.
 
 The number of events tells how many rows the files have, so a killed run continues with exactly the next one.
 """
@@ -36,9 +36,16 @@ class TensorboardSink(Sink):
 
     def metrics(self, row: Row) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.metrics.items()]
+        scalars, histograms = row.split_histograms()
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        for name, histogram in histograms.items():
+            low, *ends = histogram.edges
+            proto = HistogramProto(
+                min=low, max=ends[-1], num=sum(histogram.counts), bucket_limit=ends, bucket=histogram.counts
+            )
+            values.append(Summary.Value(tag=name, histo=proto))
         at = row.recorded_at.timestamp()
         self._writer.add_event(Event(wall_time=at, step=row.step, summary=Summary(value=values)))
         self._writer.flush()

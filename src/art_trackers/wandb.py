@@ -81,7 +81,11 @@ class WandbSink(Sink):
             # With which row an offline run began, for `count_rows`.
             (Path(self._run.dir).parent / _FIRST_ROW).write_text(str(row.number), encoding="utf-8")
         self._has_rows = True
-        data = {**row.metrics, AXIS: row.step, "_timestamp": row.recorded_at.timestamp()}
+        from wandb import Histogram
+
+        scalars, histograms = row.split_histograms()
+        shown = {name: Histogram(np_histogram=(one.counts, one.edges)) for name, one in histograms.items()}
+        data = {**scalars, **shown, AXIS: row.step, "_timestamp": row.recorded_at.timestamp()}
         self._run.log(data, step=row.number, commit=True)
 
     def close(self, timeout_s: float) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import art
+from art.config import EngineConfig, ServerConfig, TrainerConfig
 from art.errors import ConfigError
 from tests.support.clusters import RayNodes, ray_nodes, registered, settings, train
 
@@ -61,12 +62,96 @@ async def test_two_ranks_and_two_engines_train_what_one_process_trains(
         assert there == pytest.approx(here, abs=1e-6)
 
 
-async def test_what_finds_no_room_says_so(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
+async def test_files_by_a_common_folder_and_as_many_engines_as_there_is_room_for(
+    cluster: RayNodes, tiny_model: Path, tmp_path: Path, at_home: list[dict[str, float]]
+) -> None:
+    common = tmp_path / "common"
+    config = ServerConfig(cluster="ray", cluster_files=str(common))
+    async with art.LocalBackend(path=tmp_path / "data", server_config=config, show_page=False) as backend:
+        model = await registered(backend, tiny_model, settings(replicas="auto"))
+        seen = await train(backend, model, 2)
+        engines, _ = await processes_of(backend)
+        assert len(engines) == 3  # of four processors the trainer has one
+        assert any(file.name == "adapter_model.safetensors" for file in common.rglob("*"))
+    assert not list(common.rglob("*"))[1:]  # the server's folder goes with it
+    for there, here in zip(seen, at_home, strict=False):
+        assert there == pytest.approx(here, abs=1e-6)
+
+
+async def test_a_node_that_comes_later_gives_room(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
+    config = ServerConfig(cluster="ray", room_timeout_s=120.0)
+    async with art.LocalBackend(path=tmp_path, server_config=config, show_page=False) as backend:
+        registering = asyncio.create_task(registered(backend, tiny_model, settings(ranks=4)))
+        await asyncio.sleep(1)
+        client = await backend._connection()
+        async with asyncio.timeout(60):
+            while True:
+                (trainer,) = [one for one in await actors_of(client) if one["name"].startswith("trainer")] or [None]
+                if trainer and trainer["problem"]:
+                    break
+                await asyncio.sleep(0.2)
+        assert "needs 1 CPU + 1 CPU + 1 CPU + 1 CPU, each on one node" in trainer["problem"]
+        node = await asyncio.to_thread(cluster.add, 2)
+        try:
+            await registering
+        finally:
+            cluster.nodes.remove(node)
+            node.kill()
+
+
+GPUS = art.ModelSettings(engine=EngineConfig(device="cuda"), trainer=TrainerConfig(device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        (settings(ranks=7), r"needs 1 CPU \+ 1 CPU .* 4 CPU \(\d free\).*`num_processes`"),
+        (GPUS, r"needs 1 GPU, each on one node; there are 1 nodes with 4 CPU"),
+    ],
+    ids=["CPUs", "GPUs"],
+)
+async def test_what_finds_no_room_says_so(
+    asked: art.ModelSettings, problem: str, cluster: RayNodes, tiny_model: Path, tmp_path: Path
+) -> None:
     async with art.LocalBackend(path=tmp_path, cluster="ray", show_page=False) as backend:
+        await backend.open()
         started = time.monotonic()
-        with pytest.raises(ConfigError, match=r"needs 1 CPU \+ 1 CPU .* 4 CPU \(\d free\).*`num_processes`"):
-            await registered(backend, tiny_model, settings(ranks=7))
-        assert time.monotonic() - started < 25  # 10 s after the server has started
+        with pytest.raises(ConfigError, match=problem):
+            await registered(backend, tiny_model, asked)
+        assert time.monotonic() - started < 10 + 15, "the wait for room, on a machine that is busy"
+
+
+OTHER_TORCH = """
+from importlib import metadata
+real = metadata.version
+metadata.version = lambda name: "1.0" if name == "torch" else real(name)
+"""
+
+
+async def test_nodes_of_another_version_are_named_at_once(
+    cluster: RayNodes, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_TORCH)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))  # of the server alone
+    async with art.LocalBackend(path=tmp_path / "data", cluster="ray", show_page=False) as backend:
+        started = time.monotonic()
+        with pytest.raises(
+            ConfigError, match=r"cannot run on its node.*other versions: torch [\d.]+ there and 1\.0 here"
+        ):
+            await registered(backend, tiny_model, settings())
+        assert time.monotonic() - started < 30, "not the time that a start may take, which is ten minutes"
+
+
+def test_another_token_is_told_within_ten_seconds(cluster: RayNodes, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("c" * 64)
+    started = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", "from art_cluster.connect import connect; connect(None)"],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")},
+    )  # fmt: skip
+    assert "cannot use the Ray cluster" in ended.stderr
+    assert "compare this machine's token (~/.ray/auth_token, RAY_AUTH_TOKEN)" in ended.stderr
+    assert time.monotonic() - started < 20, "Ray itself tries for half a minute"
 
 
 @pytest.mark.parametrize(
@@ -82,6 +167,10 @@ def test_a_cluster_that_is_not_there(tmp_path: Path, address: str, problem: str)
     assert ended.returncode == 1
     assert problem in ended.stderr
     assert time.monotonic() - started < 20
+
+
+async def actors_of(client: Any) -> list[dict[str, Any]]:
+    return json.loads(await client.request("GET", "/health"))["cluster"]["actors"]
 
 
 async def processes_of(backend: art.LocalBackend) -> tuple[list[dict[str, Any]], dict[str, Any]]:

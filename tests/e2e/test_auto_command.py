@@ -56,7 +56,18 @@ def test_from_a_sentence_to_a_report_by_way_of_edited_files(
         task = (tmp_path / "maybe" / "task.toml").read_text()
         task = task.replace("Do the job.", "Say what you like.").replace("tokens = 1024", "tokens = 8")
         (tmp_path / "maybe" / "task.toml").write_text(task)
-        loop = ["--steps", "1", "--groups", "2", "--rollouts", "4", "--learning-rate", "5e-3", "--evaluate", "2"]
+        loop = [
+            "--steps",
+            "1",
+            "--groups",
+            "2",
+            "--rollouts",
+            "4",
+            "--learning-rate",
+            "5e-3",
+            "--held-out-rollouts",
+            "2",
+        ]
         assert main(["auto", "maybe", "--model", str(tiny_model), *loop, *servers]) == 0
         assert len(generator.requests) == written, "what was written is used, not written anew"
     num_tests = len(Dataset.load(tmp_path / "maybe").split("test"))
@@ -103,7 +114,7 @@ def test_the_desk_is_learnt_from_a_sentence(
     with desk.scripted_generator() as generator, desk.scripted_judge(seed=seed) as judge:
         command = [
             "auto", desk.DESCRIPTION, "--model", "tiny", "--out", "desk", "--num-scenarios", "100",
-            "--groups", "16", "--learning-rate", "3e-3", "--seed", str(seed), "--evaluate", "4",
+            "--groups", "16", "--learning-rate", "3e-3", "--seed", str(seed), "--held-out-rollouts", "4",
             "--generator", "openai/g", "--generator-url", generator.base_url,
             "--judge", "openai/j", "--judge-url", judge.base_url,
         ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from art.cli.main import main
 
-FIELDS = {"task", "seed", "games", "before", "after", "interval_before", "interval_after", "wall_s", "checkpoint"}
+FIELDS = {"task", "seed", "held_out", "before", "after", "interval_before", "interval_after", "wall_s", "checkpoint"}
 
 
 def art(*arguments: str, cwd: Path, timeout_s: float = 200) -> str:
@@ -34,9 +35,9 @@ def test_demo_learns_and_writes_what_scripts_read(
 ) -> None:
     """In this process, which has torch already, and with a model that is there; the slow tests run the program."""
     out, file = tmp_path / "out", tmp_path / "summary.json"
-    command = ["demo", "--task", "yes_no_maybe", "--steps", "3", "--games", "60", "--seed", "3"]
+    command = ["demo", "--task", "yes_no_maybe", "--steps", "3", "--held-out", "60", "--seed", "3"]
     assert main([*command, "--base-model", str(tiny_model), "--out", str(out), "--json", str(file)]) == 0
-    assert "It learnt: maybe on held-out rollouts rose" in capsys.readouterr().out
+    assert "It learnt: maybe on held-out rollouts 0." in capsys.readouterr().out
     summary = json.loads(file.read_text())
     assert summary.keys() >= FIELDS
     assert summary["after"] > summary["before"] + 0.05
@@ -46,13 +47,27 @@ def test_demo_learns_and_writes_what_scripts_read(
     assert Path(summary["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
+def test_seeds_are_judged_together(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, file = tmp_path / "out", tmp_path / "summary.json"
+    command = ["demo", "--task", "yes_no_maybe", "--steps", "2", "--held-out", "20", "--seed", "4", "--seeds", "2"]
+    assert main([*command, "--base-model", str(tiny_model), "--out", str(out), "--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"It learnt with \d of 2 seeds.*: maybe on held-out rollouts changed by .* \(median; ", printed)
+    summary = json.loads(file.read_text())
+    assert summary["seeds"] == [4, 5]
+    assert [run["after"] - run["before"] for run in summary["runs"]] == pytest.approx(summary["changes"])
+    (data_dir,) = out.glob("run-*")
+    assert {path.name for path in data_dir.glob("*/models/*")} == {"seed4", "seed5"}
+    assert (out / "learning.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["--lora-rank=8", "--full-finetuning"])
 def test_train_continues_where_it_stopped(trained: str, tiny_model: Path, tmp_path: Path) -> None:
     task = ["yes_no_maybe", "--groups", "4", "--learning-rate", "1e-4"]  # so slow that rewards keep their spread
     command = ["train", *task, "--base-model", str(tiny_model), "--data-dir", "data", trained]
     assert "is at step 0 of 2" in art(*command, "--steps", "2", cwd=tmp_path)
-    again = art(*command, "--steps", "3", "--evaluate", "20", "--json", "train.json", cwd=tmp_path)
+    again = art(*command, "--steps", "3", "--held-out", "20", "--json", "train.json", cwd=tmp_path)
     assert "is at step 2 of 3" in again
     summary = json.loads((tmp_path / "train.json").read_text())
     assert summary["step"] == 3
@@ -104,7 +119,7 @@ def test_tic_tac_toe_is_learnt_over_three_seeds(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_tool_protocol_of_mail_search_is_learnt(tmp_path: Path) -> None:
-    arguments = ["--task", "mail_search", "--steps", "24", "--games", "100"]
+    arguments = ["--task", "mail_search", "--steps", "24", "--held-out", "100"]
     summary = demo(tmp_path, *arguments, timeout_s=600)
     assert summary["after"] > summary["before"] + 0.15  # type: ignore[operator]
     (history,) = tmp_path.rglob("history.jsonl")

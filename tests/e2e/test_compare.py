@@ -31,7 +31,7 @@ def test_checkpoints_and_base_models_beside_each_other(tiny_model: Path, tmp_pat
     assert code == 0, text
     with ScriptedServer(lambda body: failure(401, "wrong key")) as down:
         models = ["agent@0", "agent@latest", str(tiny_model), f"down={down.base_url}"]
-        compare = ["compare", "yes_no_maybe", "--games", str(GAMES), "--data-dir", "data", "--models", *models]
+        compare = ["compare", "yes_no_maybe", "--held-out", str(GAMES), "--data-dir", "data", "--models", *models]
         code, text = art(*compare, cwd=tmp_path)
         assert code == 4, text
         assert "wrong key" in text

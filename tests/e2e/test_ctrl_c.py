@@ -98,7 +98,11 @@ def test_the_quick_start_stops_with_one_line_while_it_starts(folder: Path, delay
     [
         (["train", *TASK, "--steps", "500"], "step +2", r"stopped at step \d+; run the same command again"),
         (["train", *TASK], "stands at", "stopped at step 0; run the same command again and it goes on"),
-        (["demo", "--task", *TASK, "--games", "9", "--out", "out"], "step +2", r"stopped at step \d+; every finished"),
+        (
+            ["demo", "--task", *TASK, "--held-out", "9", "--out", "out"],
+            "step +2",
+            r"stopped at step \d+; every finished",
+        ),
         (["demo", "--task", "yes_no_maybe", "--out", "out"], "ART demo", "stopped before the training began"),
         (["tiny-model", "model"], "", "art: stopped"),
         (["doctor", "./tiny", "--task", "yes_no_maybe"], "", "art: stopped"),

@@ -42,6 +42,7 @@ CHECKPOINT = ".art/my_agent/models/my_agent-seed0/checkpoints/0030"
 FEWER_STEPS = {
     "README.md": {"steps=15": "steps=2"},
     "docs/asynchronous.md": {"steps=4": "steps=1", "steps=6": "steps=2"},
+    "skills/train-my-agent/SKILL.md": {"--steps 4": "--steps 1", "--held-out 100": "--held-out 10"},
 }
 MAKES_TINY, MAKES_ANOTHER = "art tiny-model ./tiny ", "art tiny-model ./another --warm-start-steps 1 "
 """The pages train the `./tiny` of all tests, which the server has loaded."""

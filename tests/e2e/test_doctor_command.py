@@ -50,7 +50,7 @@ def test_a_model_that_is_ready(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not(tiny_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text('{"engine": {"device_indices": [63]}}')
+    (tmp_path / "settings.json").write_text('{"settings": {"engine": {"device_indices": [63]}}}')
     code, summary, output = doctor(tmp_path, str(tiny_model), "--settings", "settings.json")
     assert code == 1, output
     assert not summary["ready"]
@@ -63,7 +63,7 @@ def test_settings_that_are_none(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"engines": {}}')
     code, summary, output = doctor(tmp_path, str(tiny_model), "--settings", "settings.json")
     assert (code, summary) == (1, {})
-    assert "expected JSON of `art.ModelSettings`" in output
+    assert "`engines` is no setting of TaskTrainingConfig; did you mean `engine`?" in output
 
 
 @pytest.mark.asyncio(loop_scope="module")

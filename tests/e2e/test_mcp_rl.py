@@ -71,7 +71,7 @@ class Script:
 def command(server: str, model: Path, judge_url: str, folder: Path) -> list[str]:
     return [
         "mcp-rl", server, "--model", str(model), "--name", "shop", "--judge", "openai/judge", "--judge-url", judge_url,
-        "--num-scenarios", "4", "--held-out", "3", "--groups", "2", "--rollouts", "3", "--evaluate", "1", "--steps",
+        "--num-scenarios", "4", "--held-out", "3", "--groups", "2", "--rollouts", "3", "--held-out-rollouts", "1", "--steps",
         "1", "--learning-rate", "1e-3", "--out", str(folder / "out"), "--data-dir", str(folder / "data"),
         "--max-completion-tokens", "8", "--tools", "get_product",
     ]  # fmt: skip

@@ -25,7 +25,7 @@ def run(*command: str, cwd: Path) -> str:
 def test_a_new_agent_is_trained_and_taken_away(option: list[str], tmp_path: Path) -> None:
     run(*ART, "new", "guesser", *option, cwd=tmp_path)
     folder = tmp_path / "guesser"
-    shown = run(*ART, "demo", "--task", "guesser:Guesser", "--steps", "4", "--games", "100", "--json", "demo.json",
+    shown = run(*ART, "demo", "--task", "guesser:Guesser", "--steps", "4", "--held-out", "100", "--json", "demo.json",
                 cwd=folder)  # fmt: skip
     summary = json.loads((folder / "demo.json").read_text())
     assert 0.1 < summary["before"] < 0.95, "it can play, and has something to learn"

@@ -51,7 +51,7 @@ async def test_auto(
     tiny_model: Path, tmp_path: Path, models: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines: list[Progress] = []
-    small = {"steps": 1, "groups": 2, "rollouts": 4, "num_scenarios": 10, "learning_rate": 5e-3, "evaluate": 1}
+    small = {"steps": 1, "groups": 2, "rollouts": 4, "num_scenarios": 10, "learning_rate": 5e-3, "held_out_rollouts": 1}
     result = await art.recipes.auto(SENTENCE, str(tiny_model), out="maybe", on_progress=lines.append, **small, **models)
     assert (result.step, result.is_untrained, result.is_over_budget) == (1, False, False)
     assert result.headline is not None
@@ -88,7 +88,7 @@ async def test_train(
 ) -> None:
     opened = on(shared_backend)
     monkeypatch.setattr("art_recipes.training.task_training.LocalBackend", opened)
-    result = await art.recipes.train("yes_no_maybe", str(tiny_model), steps=1, groups=2, rollouts=4, evaluate=4)
+    result = await art.recipes.train("yes_no_maybe", str(tiny_model), steps=1, groups=2, rollouts=4, held_out=4)
     assert result.step == 1
     assert result.before is not None
     assert result.after is not None
@@ -100,7 +100,7 @@ async def test_train(
 
     said: list[str] = []
     again = await art.recipes.train(
-        "yes_no_maybe", str(tiny_model), steps=2, groups=2, rollouts=4, evaluate=4,
+        "yes_no_maybe", str(tiny_model), steps=2, groups=2, rollouts=4, held_out=4,
         on_progress=lambda line: said.append(str(line)),
     )  # fmt: skip
     assert said[0].endswith(" is at step 1 of 2")
@@ -110,6 +110,6 @@ async def test_train(
     assert again.change is not None
     assert again.verdict is not None
     assert "on held-out rollouts" in again.verdict.what
-    measured = await art.recipes.train("yes_no_maybe", str(tiny_model), name="new", steps=0, evaluate=4)
+    measured = await art.recipes.train("yes_no_maybe", str(tiny_model), name="new", steps=0, held_out=4)
     assert (measured.step, measured.reports, measured.after) == (0, [], None)
     assert measured.before is not None

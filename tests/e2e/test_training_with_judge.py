@@ -27,7 +27,7 @@ def test_tic_tac_toe_is_learnt_from_a_biased_judge(seed: int, tmp_path: Path) ->
         subprocess.run(
             [
                 sys.executable, "-m", "art.cli.main", "train", "tic_tac_toe", "--seed", str(seed), "--data-dir", tmp_path,
-                "--judge", "openai/judge", "--judge-url", judge.base_url, "--evaluate", "400", "--json", summary,
+                "--judge", "openai/judge", "--judge-url", judge.base_url, "--held-out", "400", "--json", summary,
             ],
             cwd=tmp_path, env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}, check=True,
         )  # fmt: skip

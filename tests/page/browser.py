@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from tests.page.chromium import AXE
 from tests.support.shop_run import MARK
 
 if TYPE_CHECKING:
@@ -43,6 +46,19 @@ class Walker:
         assert await self.page.evaluate(f"typeof window.{MARK}") == "undefined", f"{where}: a text ran as a script"
         wide = await self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 1, f"{where}: the page is {wide} pixels wider than the window"
+
+    async def find_barriers(self) -> dict[str, list[str]]:
+        """Return what axe-core finds serious in what the page shows now: elements by rule."""
+        if AXE is None:
+            pytest.skip("no axe-core: `make test-page` installs it, or name its folder in ART_AXE")
+        if not await self.page.evaluate("'axe' in window"):
+            await self.page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = await self.page.evaluate("axe.run().then(result => result.violations)")
+        return {
+            rule["id"]: [f"{node['html'][:200]} {node['failureSummary']}" for node in rule["nodes"][:3]]
+            for rule in found
+            if rule["impact"] in ("serious", "critical")
+        }
 
     async def shoot(self, name: str) -> None:
         if self.shots is not None:

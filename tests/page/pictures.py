@@ -1,6 +1,6 @@
 """Renew the pictures of the page in docs/images, from a run that learns.
 
-.venv/bin/art demo --task mail_search --games 200 --out /tmp/search
+.venv/bin/art demo --task mail_search --held-out 200 --out /tmp/search
 .venv-page/bin/python -m tests.page.pictures /tmp/search/run-*
 """
 

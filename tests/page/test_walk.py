@@ -37,6 +37,37 @@ async def log_in(walker: Walker, backend: art.LocalBackend) -> None:
         assert "login=" not in walker.page.url, "the code of a login link stays in the address"
 
 
+async def test_a_visit_costs_few_requests_and_bytes(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    for view in ("#/", RUN):
+        page = await (await walker.browser.new_context()).new_page()
+        await page.context.add_cookies(await walker.page.context.cookies())  # type: ignore[arg-type]
+        devtools = await page.context.new_cdp_session(page)
+        await devtools.send("Network.enable")
+        num_requests, num_bytes = 0, 0
+
+        def count(_: object) -> None:
+            nonlocal num_requests
+            num_requests += 1
+
+        def add(event: dict[str, float]) -> None:
+            nonlocal num_bytes
+            num_bytes += int(event["encodedDataLength"])
+
+        devtools.on("Network.requestWillBeSent", count)
+        devtools.on("Network.loadingFinished", add)
+        await page.goto(f"{walker.base}{view}")
+        await page.get_by_text(NAME).locator("visible=true").first.wait_for()
+        await page.wait_for_timeout(1000)
+        assert num_requests <= 12, f"{view}: {num_requests} requests at the first visit"
+        num_bytes = 0
+        await page.reload()
+        await page.get_by_text(NAME).locator("visible=true").first.wait_for()
+        await page.wait_for_timeout(1000)
+        assert num_bytes <= 60_000, f"{view}: {num_bytes} bytes at a further visit"
+        await page.context.close()
+
+
 async def test_runs_and_one_run(walker: Walker, backend: art.LocalBackend) -> None:
     await log_in(walker, backend)
     await walker.go("#/", NAME)
@@ -56,6 +87,37 @@ async def test_any_curve_can_be_found(walker: Walker, backend: art.LocalBackend)
     await walker.check("a curve with a hostile name")
     assert "odd" in walker.page.url, "the selection is in the address"
     await walker.shoot("curves")
+
+
+async def test_curves_over_tokens_are_saved_and_arranged(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    page = walker.page
+    metrics = "metric=train/reward&metric=data/reward_hist"
+    await walker.go(f"{RUN}/curves?{metrics}", "data/reward_hist")
+    await page.get_by_label("Horizontal axis").select_option("tokens")
+    await walker.check("tokens across")
+    assert "x=tokens" in page.url
+    for chart in await page.locator("figure.chart").all():
+        name = str(await chart.locator("h3").inner_text())
+        for form, begins in (("PNG", b"\x89PNG"), ("SVG", b"<svg"), ("CSV", b"step," if "hist" in name else b"curve,")):
+            await chart.get_by_text("Save", exact=True).click()
+            async with page.expect_download() as download:
+                await chart.get_by_role("button", name=form).click()
+            file = await (await download.value).path()
+            assert file.read_bytes().startswith(begins), (name, form)
+            assert file.stat().st_size > 100
+    await page.get_by_role("button", name="Move to the left: data/reward_hist").click()
+    await page.get_by_role("button", name="Save layout").click()
+    await page.get_by_label("Name of this layout").fill(f"mine {HOSTILE}"[:60])
+    await page.get_by_role("button", name="Save layout").click()
+    await walker.go(f"{RUN}/curves?metric=train/reward", "train/reward")
+    await page.get_by_label("Layout", exact=True).select_option(index=1)
+    await page.locator("figure.chart").nth(1).wait_for()
+    assert await page.locator("figure.chart h3").all_inner_texts() == ["data/reward_hist", "train/reward"]
+    assert await page.get_by_label("Horizontal axis").input_value() == "tokens"
+    await walker.check("a saved layout")
+    await page.get_by_role("button", name="Delete layout").click()
+    assert await page.get_by_label("Layout", exact=True).is_hidden()
 
 
 async def test_rollouts_are_filtered_searched_and_opened(walker: Walker, backend: art.LocalBackend) -> None:
@@ -87,6 +149,39 @@ async def test_a_rollout_is_read_as_text(walker: Walker, backend: art.LocalBacke
     await walker.shoot("judge")
     await walker.go(f"{ROLLOUT}?tab=branches", "Branches")
     await walker.go(f"{ROLLOUT}?tab=record", "served")
+
+
+async def test_a_copied_request_gives_the_answer_again(
+    walker: Walker, backend: art.LocalBackend, model: art.TrainableModel
+) -> None:
+    await log_in(walker, backend)
+    path = f"view/api/runs/{PROJECT}/{NAME}/rollouts/train/3/1/1"
+    fetch = "path => fetch(path).then(answer => answer.json())"
+    detail = await walker.page.evaluate(fetch, path)
+    sampled = [item for history in detail["histories"] for item in history["items"] if item["is_sampled"]]
+    num_repeated = 0
+    for item in sampled:
+        request = await walker.page.evaluate(fetch, f"{path}/request?exchange={item['exchange_id']}")
+        if request["notes"]:  # a grammar held it to a tool call
+            assert item["tool_calls"]
+            continue
+        answer = await model.openai_client().chat.completions.create(**request["body"])
+        assert (answer.choices[0].message.content or "") == item["text"]
+        num_repeated += 1
+    assert num_repeated
+
+
+async def test_two_rollouts_of_different_steps_are_compared(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    await walker.go(f"{RUN}/rollout/train/1/1/1", "mark to compare")
+    await walker.page.get_by_role("button", name="mark to compare").click()
+    await walker.go(ROLLOUT, "difference from train/1/1/1")
+    await walker.page.get_by_role("link", name="difference from").click()
+    await walker.sees("second minus first")
+    await walker.check("difference")
+    await walker.shoot("difference")
+    await walker.go(f"{RUN}/group/train/{STEP}/1?form=compact", "leaves the best")
+    await walker.shoot("group-compact")
 
 
 @pytest.mark.parametrize(
@@ -175,6 +270,57 @@ async def test_runs_are_compared(walker: Walker, backend: art.LocalBackend, tiny
     await walker.shoot("compare")
 
 
+async def test_a_run_gets_labels_and_is_found_by_them(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    page, dialog = walker.page, walker.page.get_by_role("dialog")
+    await walker.go(RUN, "Add tags or notes")
+    await page.get_by_text("Add tags or notes").click()
+    await dialog.get_by_label("Tags").fill("baseline, long run")
+    await dialog.get_by_label("Notes").fill(f"before the new reward {HOSTILE}")
+    await dialog.get_by_text("Save").click()
+    await walker.sees("long run")
+    await page.get_by_role("button", name=f"Star {PROJECT}/{NAME}").click()
+    await page.locator(".star[aria-pressed='true']").wait_for()
+    await walker.check("labels")
+    await walker.shoot("labels")
+    await walker.go("#/?text=new+reward", NAME)
+    await page.get_by_role("button", name="Held-out").click()
+    assert "sort=heldout" in page.url
+    await walker.go(RUN, "long run")
+    await page.get_by_text("Archive", exact=True).click()
+    await walker.sees("Take out of the archive")
+    await page.goto(f"{walker.base}#/")
+    await page.get_by_text("Archived", exact=True).wait_for()
+    assert await page.locator(".run-link", has_text=NAME).count() == 0
+    await page.get_by_label("Archived").check()
+    await page.locator(".run-link", has_text=NAME).wait_for()
+    await walker.go(RUN, "Take out of the archive")
+    await page.get_by_text("Take out of the archive").click()
+    await page.get_by_text("Archive", exact=True).wait_for()
+
+
+async def test_runs_that_differ_in_the_seed_are_one_line(
+    walker: Walker, backend: art.LocalBackend, tiny_model: Path
+) -> None:
+    for seed in range(2):
+        model = art.TrainableModel(name=f"agent-seed{seed}", project="seeds", base_model=str(tiny_model))
+        await model.register(backend)
+        await model.record_settings({"recipe": {"seed": seed}, "task": {"name": "shop", "headline_metric": "reward"}})
+        await shop_run.hold_out(model)
+    await log_in(walker, backend)
+    await walker.go("#/?project=seeds", "agent-seed*")
+    assert await walker.page.locator(".run-row").count() == 1
+    await walker.page.get_by_role("button", name="agent-seed*").click()
+    await walker.sees("agent-seed1")
+    await walker.shoot("seeds")
+    await walker.go("#/compare?run=seeds/agent-seed0,agent-seed1", "Settings that differ")
+    await walker.sees("recipe.seed")
+    await walker.shoot("seeds-as-one")
+    await walker.go("#/run/seeds/agent-seed0/settings", "Command")
+    await walker.sees("gpus")
+    await walker.shoot("settings")
+
+
 async def test_what_is_sampled_now_is_shown(
     walker: Walker, backend: art.LocalBackend, model: art.TrainableModel
 ) -> None:
@@ -204,23 +350,30 @@ async def test_models_compared(walker: Walker, backend: art.LocalBackend) -> Non
     await walker.shoot("comparison")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (2000, "dark")])
-async def test_every_view_fits_the_window(walker: Walker, backend: art.LocalBackend, width: int, scheme: str) -> None:
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (400, "dark"), (1440, "light"), (2000, "dark")])
+async def test_every_view_fits_the_window_and_is_accessible(
+    walker: Walker, backend: art.LocalBackend, width: int, scheme: str
+) -> None:
     await log_in(walker, backend)
     await walker.page.set_viewport_size({"width": width, "height": 900})
     await walker.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    barriers: dict[str, list[str]] = {}
     for name, address in {
         "runs": "#/", "run": RUN, "curves": f"{RUN}/curves", "rollouts": f"{RUN}/rollouts", "rollout": ROLLOUT,
-        "tokens": f"{ROLLOUT}?tab=tokens", "group": f"{RUN}/group/train/{STEP}/1", "tree": f"{RUN}/tree/{STEP}",
+        "tokens": f"{ROLLOUT}?tab=tokens", "compact": f"{RUN}/group/train/{STEP}/1?form=compact",
+        "difference": f"#/difference?a={PROJECT}/{NAME}/train/1/1/1&b={PROJECT}/{NAME}/train/2/1/1", "group": f"{RUN}/group/train/{STEP}/1", "tree": f"{RUN}/tree/{STEP}",
         "ledger": f"{RUN}/ledger/{STEP}", "checkpoints": f"{RUN}/checkpoints?a=0&b=3", "costs": f"{RUN}/costs",
+        "settings": f"{RUN}/settings", "compare": f"#/compare?run={PROJECT}/{NAME}&run=seeds/agent-seed0,agent-seed1",
         "comparisons": "#/comparisons", "comparison": f"#/comparisons/{COMPARISON}", "live": "#/live", "system": "#/system",
     }.items():  # fmt: skip
         await walker.page.goto(f"{walker.base}{address}")
         await walker.page.wait_for_timeout(700)
         await walker.check(f"{name} at {width}")
+        barriers |= {f"{name}, {rule}": nodes for rule, nodes in (await walker.find_barriers()).items()}
         await walker.shoot(f"{name}-{width}-{scheme}")
     await walker.page.set_viewport_size({"width": 1280, "height": 860})
     await walker.page.emulate_media(color_scheme="light")
+    assert barriers == {}
 
 
 async def test_the_keyboard_reaches_a_rollout(walker: Walker, backend: art.LocalBackend) -> None:

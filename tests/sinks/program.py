@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import art
+from art.metrics.catalogue import describe
 
 
 def make_group(rewards: list[float], text: str) -> art.TrajectoryGroup:
@@ -34,6 +35,7 @@ async def main(folder: str, tracker: str, first: int, last: int, end: str) -> No
         builder.add_cost("train/search", 0.01)
         builder.add_user_timing(step_actor_s=2.0)
         metrics = {"loss/train": 1 / (step + 1), "throughput/train_tokens_per_s": 100.0, "odd name: <b>é</b>": 1.0}
+        metrics |= describe("data/reward", [0.0, 1.0, 0.5, 0.0, 1.0])
         groups = [make_group([0.0, 1.0, 0.5], f"answer {step}"), make_group([0.0, 1.0], "other")]
         await model.log(groups, split="train", metrics=metrics, step=step)
         await model.log([make_group([step / 10], "held out")], split="val", step=step)

@@ -20,6 +20,8 @@ class Seen:
     num_runs: int
     config: str | None = ""
     """The run's config as text; `None` for a tracker that has none."""
+    histograms: dict[int, list[float]] | None = None
+    """Counts of `data/reward_hist` by step; `None` for a tracker without histograms."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -40,7 +42,7 @@ def see_wandb(folder: Path) -> Seen:
     from art_trackers.wandb import history_rows, records
 
     curves: Curves = defaultdict(list)
-    ids, config = set(), ""
+    ids, config, histograms = set(), "", {}
     for path in sorted((model_folder(folder) / "sinks" / "wandb").glob("offline-run-*/*.wandb")):
         for data, _ in records(path.read_bytes()):
             record = wandb_internal_pb2.Record.FromString(data)
@@ -53,7 +55,9 @@ def see_wandb(folder: Path) -> Seen:
                 value = json.loads(text)
                 if isinstance(value, (int, float)) and not name.startswith(("rollouts/", "_")):
                     curves[name].append((step, float(value)))
-    return Seen(dict(curves), len(ids), config)
+                if name == "data/reward_hist/values" and row["data/reward_hist/_type"] == '"histogram"':
+                    histograms[step] = value
+    return Seen(dict(curves), len(ids), config, histograms)
 
 
 def see_mlflow(folder: Path) -> Seen:
@@ -74,10 +78,11 @@ def see_tensorboard(folder: Path) -> Seen:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     path = model_folder(folder) / "sinks" / "tensorboard"
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0, "histograms": 0})
     events.Reload()
     curves = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    return Seen(curves, 1, None)
+    histograms = {event.step: list(event.histogram_value.bucket) for event in events.Histograms("data/reward_hist")}
+    return Seen(curves, 1, None, histograms)
 
 
 def see_trackio(folder: Path) -> Seen:

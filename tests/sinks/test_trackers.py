@@ -51,6 +51,10 @@ def check(seen: Seen, num_steps: int) -> None:
     }.items():
         expected = [(step, pytest.approx(of(step), rel=1e-6)) for step in steps]
         assert sorted(seen.curves[metric]) == expected, metric
+    if seen.histograms is not None:
+        counts = [2.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 2.0]
+        assert seen.histograms == dict.fromkeys(steps, counts)
+        assert "data/reward_hist/0" not in seen.curves
     if seen.config is not None:
         assert "turns" in seen.config
         assert "hidden-key" not in seen.config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Node:
 
     def __init__(
         self, folder: Path, num_cpus: int, address: str | None, *, ip: str = "127.0.0.1",
-        prefix: Sequence[str] = (),
+        prefix: Sequence[str] = (), resources: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         """`prefix` is a command that runs another one, e.g. in a network namespace."""
         self.port = free_port() if address is None else 0
@@ -43,6 +44,7 @@ class Node:
                 [
                     *prefix, Path(sys.executable).with_name("ray"), "start", "--block", *place, f"--node-ip-address={ip}",
                     f"--num-cpus={num_cpus}", f"--object-store-memory={MEMORY_BYTES}",
+                    f"--resources={json.dumps(resources or {})}",
                 ],
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
@@ -56,6 +58,10 @@ class Node:
     def pids(self) -> list[int]:
         """Process ids of everything on the node, with the workers."""
         return [self._process.pid, *descendants(self._process.pid)]
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """SIGKILL to everything on the node, as when its machine loses power."""
@@ -91,8 +97,8 @@ class RayNodes:
     def address(self) -> str | None:
         return f"{self._ip}:{self.nodes[0].port}" if self.nodes else None
 
-    def add(self, num_cpus: int, *, ip: str | None = None, prefix: Sequence[str] = ()) -> Node:
-        self.nodes.append(Node(self._folder, num_cpus, self.address, ip=ip or self._ip, prefix=prefix))
+    def add(self, num_cpus: int, *, ip: str | None = None, **options: Any) -> Node:
+        self.nodes.append(Node(self._folder, num_cpus, self.address, ip=ip or self._ip, **options))
         return self.nodes[-1]
 
 

@@ -27,8 +27,7 @@ PAGES = sorted(
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "benchmarks/README.md",
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "examples").rglob("*.md"),
+        *(page for folder in ("docs", "examples", "skills") for page in (ROOT / folder).rglob("*.md")),
     ]
 )
 _MARKER = re.compile(r"<!-- (not run|needs): (.+) -->")

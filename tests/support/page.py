@@ -12,6 +12,7 @@ import httpx2
 from art.config import ServerConfig
 from art.server.app import App
 from art.storage.keys import KeyStore
+from art.storage.labels import LabelChanges, RunLabels
 from art_page.page import TrainingPage
 from art_page.run_answers import CostsAnswer, CostsByStep, RunDetail, RunList, RunSummary
 from tests.support.spies import TwoProjects
@@ -48,6 +49,9 @@ class ScriptedViewer:
             **summary(project).model_dump(), splits=[], metrics=[], settings={"note": float("nan")}, all_findings=[],
             jobs=[],
         )  # fmt: skip
+
+    def label(self, project: str, name: str, changes: LabelChanges) -> RunLabels:
+        return RunLabels(**changes.model_dump(exclude_none=True))
 
     def costs(self, project: str, name: str) -> CostsAnswer:
         return CostsAnswer(total_usd=float("inf"), by_source=[], by_step=CostsByStep(steps=[], by_source={}))

@@ -35,9 +35,12 @@ def rollout(reward: float, *texts: str, scenario: str | None = "s1", **fields: A
     return Trajectory(messages_and_choices=items[:-1], reward=reward, metadata=metadata, **fields)
 
 
-def log(data_dir: DataDir, groups: list[TrajectoryGroup], step: int, split: str = "train", **metrics: float) -> None:
+def log(
+    data_dir: DataDir, groups: list[TrajectoryGroup], step: int, split: str = "train", *, name: str = NAME,
+    **metrics: float,
+) -> None:  # fmt: skip
     """Log groups and metrics, as `model.log` does."""
-    paths = data_dir.model(PROJECT, NAME)
+    paths = data_dir.model(PROJECT, name)
     row = {name.replace("__", "/"): value for name, value in metrics.items()}
     asyncio.run(RunLog().append(paths, Ledger(path=paths.costs), groups, row, split, step))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import functools
 import os
 import signal
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,3 +182,27 @@ async def captured_yes_no(model: art.TrainableModel, scenario: art.Scenario, ind
         )  # fmt: skip
         captured.trajectory.reward = REWARDS.get(parse_answer(answer.choices[0].message.content), 0.0) + index / 10
     return captured.trajectory
+
+
+@contextlib.asynccontextmanager
+async def alone_on_this_machine() -> AsyncIterator[None]:
+    """Wait until no other process is inside."""
+    descriptor = os.open(Path(tempfile.gettempdir(), "art-alone.lock"), os.O_CREAT | os.O_RDWR)
+    try:
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            await asyncio.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def one_game(model: art.TrainableModel, scenario: art.Scenario, rollout_index: int) -> art.Trajectory:
+    """Play tic-tac-toe while nobody else does. Then the engine computes one request at a time, and its numbers do not
+    depend on which requests share a batch."""
+    async with alone_on_this_machine():
+        trajectory = await art.get_task("tic_tac_toe").rollout(model, scenario, rollout_index=rollout_index)
+    trajectory.metadata["pid"] = os.getpid()
+    return trajectory

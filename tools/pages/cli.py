@@ -12,10 +12,12 @@ from tools.pages.markdown import escaped, header, prose, table
 
 _INTRODUCTION = """
 Every command with its options. `art COMMAND --help` prints the same. The exit code is 0 when a
-command did what it was asked.
+command did what it was asked. A shell completes them after `eval "$(art completion bash)"` (or zsh), or
+`art completion fish | source`. Long work is told in one line on standard error, which is renewed in a
+terminal; elsewhere a line is printed when nothing else was for 30 seconds.
 """
 _RECIPES = ("auto", "compare", "judge", "mcp-rl")
-_START = ("demo", "doctor", "new", "status", "tasks", "tiny-model", "train", "view")
+_START = ("completion", "demo", "doctor", "mcp", "new", "status", "tasks", "tiny-model", "train", "view")
 _PAGES = {
     "cli.md": ("Commands", _INTRODUCTION),
     "cli_recipes.md": (

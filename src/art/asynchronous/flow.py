@@ -201,7 +201,9 @@ class RolloutRunner:
             Exception: an error that ends every gather (`art.faults.FATAL`).
         """
         name = f"{self.model.project}/{self.model.name}"
-        rollout = RolloutContext(model=name, step=call.step, seed=call.seed, switches=call.step is None)
+        rollout = RolloutContext(
+            model=name, step=call.step, seed=call.seed, scenario=call.scenario_id, switches=call.step is None
+        )
         is_queued = True
         try:
             async with self.slots.slot(call.order):

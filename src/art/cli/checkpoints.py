@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from art.backend import RemoteBackend
 from art.cli.arguments import ModelArgument
+from art.client.terminal import ProgressLine
 from art.errors import ConfigError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
 from art.protocol.promotions import PromotionRecord
@@ -22,42 +23,43 @@ Action = Callable[[RemoteBackend, argparse.Namespace], Awaitable[None]]
 
 
 def add_checkpoints_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
+    parser.add_argument("--url", help="address of the server (default: ART_SERVER_URL)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     def add(
-        name: str, action: Action, summary: str, step: str | None = "default: the newest"
+        name: str, action: Action, summary: str, step: str | None = "step of the checkpoint (default: the newest)"
     ) -> argparse.ArgumentParser:
         added = actions.add_parser(name, help=summary)
-        added.add_argument("model", type=ModelArgument.parse, help="PROJECT/NAME")
+        added.add_argument("model", type=ModelArgument.parse, help="the model, as PROJECT/NAME")
         added.set_defaults(act=action)
         if step:
             added.add_argument("--step", type=int, help=step)
         return added
 
-    listing = add("list", list_checkpoints, "steps with their metrics, size and place", None)
-    listing.add_argument("--metric", default=BEST_METRIC, help=f"by which the best is chosen (default: {BEST_METRIC})")
+    listing = add("list", list_checkpoints, "list steps with their metrics, size and place", None)
+    listing.add_argument("--metric", default=BEST_METRIC, help=f"metric of the best (default: {BEST_METRIC})")
     fetching = add("download", download, "fetch a checkpoint, or an export that has been made")
     fetching.add_argument("path", type=Path, help="folder to make")
     fetching.add_argument("--format", choices=FORMATS, help="an export, instead of the checkpoint itself")
     deleting = add("delete", delete, "delete all but the newest, best, promoted, those in use and those named", None)
     deleting.add_argument("--keep", type=int, nargs="*", default=[], metavar="STEP", help="further ones to keep")
-    deleting.add_argument("--keep-recent", type=int, default=1, metavar="N", help="of the newest (default: 1)")
-    deleting.add_argument("--metric", default=BEST_METRIC, help=f"of the best (default: {BEST_METRIC})")
-    deleting.add_argument("--yes", action="store_true", help="delete; without it, what would be deleted is listed only")
+    deleting.add_argument("--keep-recent", type=int, default=1, metavar="N", help="number of the newest (default: 1)")
+    deleting.add_argument("--metric", default=BEST_METRIC, help=f"metric of the best (default: {BEST_METRIC})")
+    deleting.add_argument("--yes", action="store_true", help="delete them; without it they are listed only")
     forking = add("fork", fork, "begin another model with a checkpoint of this one")
-    forking.add_argument("to", type=ModelArgument.parse, help="PROJECT/NAME of the other one")
-    forking.add_argument("--not-after", type=int, metavar="STEP", help="the newest up to this one")
-    exporting = add("export", export, "for peft, vLLM and SGLang, or transformers (merged)")
-    exporting.add_argument("format", choices=FORMATS)
-    exporting.add_argument("--path", type=Path, help="fetch it as this folder")
+    forking.add_argument("to", type=ModelArgument.parse, help="the other model, as PROJECT/NAME")
+    forking.add_argument("--not-after", type=int, metavar="STEP", help="take the newest checkpoint up to this step")
+    exporting = add("export", export, "export a checkpoint for peft, vLLM and SGLang, or transformers (merged)")
+    exporting.add_argument("format", choices=FORMATS, help="the programs that read it")
+    exporting.add_argument("--path", type=Path, help="folder to fetch it as (default: it stays on the server)")
     pushing = add("push", push, "send a checkpoint, or an export that has been made, to a store or hub")
     pushing.add_argument("target", help="s3://bucket/prefix or hf://owner/name")
-    pushing.add_argument("--format", choices=("checkpoint", *FORMATS), default="checkpoint")
-    pulling = add("pull", pull, "begin a model with a checkpoint from a store", "default: the newest there")
-    pulling.add_argument("source", help="s3://bucket/prefix")
+    formats = ("checkpoint", *FORMATS)
+    pushing.add_argument("--format", choices=formats, default=formats[0], help="what is sent (default: %(default)s)")
+    pulling = add("pull", pull, "begin a model with a checkpoint from a store")
+    pulling.add_argument("source", help="the store, as s3://bucket/prefix")
     pulling.add_argument(
-        "--from-model", type=ModelArgument.parse, help="that it was pushed from (default: the same name)"
+        "--from-model", type=ModelArgument.parse, help="the model that it was pushed from (default: the same name)"
     )
 
 
@@ -119,7 +121,9 @@ def _marks(info: CheckpointInfo) -> str:
 
 
 async def download(backend: RemoteBackend, args: argparse.Namespace) -> None:
-    print(await backend.download_checkpoint(args.model, args.path, step=args.step, format=args.format))
+    with ProgressLine(f"downloading {args.model}"):
+        path = await backend.download_checkpoint(args.model, args.path, step=args.step, format=args.format)
+    print(path)
 
 
 async def delete(backend: RemoteBackend, args: argparse.Namespace) -> None:
@@ -150,7 +154,8 @@ async def fork(backend: RemoteBackend, args: argparse.Namespace) -> None:
 
 
 async def export(backend: RemoteBackend, args: argparse.Namespace) -> None:
-    made: dict[str, Any] = await backend.export(args.model, args.format, step=args.step, path=args.path)
+    with ProgressLine(f"exporting {args.model}"):
+        made: dict[str, Any] = await backend.export(args.model, args.format, step=args.step, path=args.path)
     place = args.path or f"{made['path']} on the server"
     print(f"{place}: {', '.join(made['files'])} ({made['size_bytes'] / 2**20:.1f} MiB)")
     for server, command in made.get("commands", {}).items():
@@ -158,12 +163,15 @@ async def export(backend: RemoteBackend, args: argparse.Namespace) -> None:
 
 
 async def push(backend: RemoteBackend, args: argparse.Namespace) -> None:
-    print(await backend.push(args.model, args.target, step=args.step, format=args.format))
+    with ProgressLine(f"pushing {args.model}"):
+        url = await backend.push(args.model, args.target, step=args.step, format=args.format)
+    print(url)
 
 
 async def pull(backend: RemoteBackend, args: argparse.Namespace) -> None:
     origin = args.from_model or args.model
-    step = await backend.pull(
-        args.model, args.source, from_model=origin.name, from_project=origin.project, step=args.step
-    )
+    with ProgressLine(f"pulling {origin}"):
+        step = await backend.pull(
+            args.model, args.source, from_model=origin.name, from_project=origin.project, step=args.step
+        )
     print(f"{args.model.project}/{args.model.name} is at step {step}")

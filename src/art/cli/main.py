@@ -4,7 +4,7 @@ A command is two functions, one that adds its options and one that runs it. Its 
 called. A command of another package is a module with `add_options` and `run`, whose docstring is the description in
 `--help`.
 
-A shell completes commands and options after `eval "$(register-python-argcomplete art)"`.
+A shell completes commands and options after `eval "$(art completion bash)"`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ import importlib.util
 import inspect
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import art
+from art.cli.arguments import Parser
 from art.cli.output import how_to_install, until_unread
-from art.client.terminal import EXIT_INTERRUPTED, stopped
+from art.client.terminal import EXIT_INTERRUPTED, above_progress, stopped
 from art.errors import ArtError, ConfigError
 from art.platforms import check_server_platform
 from art.plugins import find_plugins
@@ -36,15 +38,26 @@ COMMANDS = {
     "quota": ("operator", "limit what projects may use in a month"),
     "status": ("status", "show what the server of a data directory does"),
     "keys": ("operator", "make, list and revoke the keys of a server"),
+    "completion": ("main", "print what makes a shell complete commands and options"),
 }
 """The commands of the core: the module of this package with `add_NAME_options` and `run_NAME`, and what they do."""
+GROUPS = {
+    "begin": ("demo", "new", "tasks", "tiny-model", "doctor"),
+    "train": ("train", "auto", "mcp-rl"),
+    "watch and compare": ("view", "mcp", "status", "compare", "judge"),
+    "serve": ("checkpoints", "promote", "launch", "worker"),
+    "share a server": ("keys", "usage", "quota"),
+}
+"""Headings of `art --help`, with their commands. Others come last."""
+SHELLS = ("bash", "zsh", "fish")
 
 
 class StderrHandler(logging.Handler):
     """A log handler for the current `sys.stderr`, which a progress bar replaces to keep messages above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
+        with above_progress():
+            print(self.format(record), file=sys.stderr)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,7 +69,12 @@ def _run(argv: list[str] | None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks how the command line may go on
         import argcomplete
 
-        argcomplete.autocomplete(build_parser(os.environ["COMP_LINE"].split()[1:]))
+        parser = build_parser(os.environ["COMP_LINE"].split()[1:])
+        for command in (parser, *_commands(parser).values()):
+            for action in command._actions:
+                if action.dest == "task":
+                    action.completer = lambda **_: find_plugins("art.tasks")  # type: ignore[attr-defined]
+        argcomplete.autocomplete(parser)
     try:
         args = build_parser(arguments).parse_args(arguments)
         args.argv = arguments
@@ -82,37 +100,91 @@ def _run(argv: list[str] | None) -> int:
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Make the parser of `art`. It has options only for the command that `arguments` name, and imports only that."""
-    parser = argparse.ArgumentParser(prog="art", description="On-the-job reinforcement learning for LLM agents.")
-    parser.add_argument("--version", action="version", version=f"art {art.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser = Parser(
+        prog="art", usage="art [-h] [--version] COMMAND ...",
+        description="On-the-job reinforcement learning for LLM agents.",
+        epilog="`art COMMAND --help` shows the options of a command.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--version", action="version", version=f"art {art.__version__}", help="show the version and exit"
+    )
+    subparsers = parser.add_subparsers(
+        prog="art", dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS
+    )
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     plugins = {name: plugin.value for name, plugin in find_plugins("art.commands").items()}
     is_listed = chosen not in COMMANDS | plugins or arguments[0] != chosen  # `--help` may come before the command
-    for name in COMMANDS | plugins:
+    grouped = [name for names in GROUPS.values() for name in names]
+    for name in sorted(COMMANDS | plugins, key=lambda name: grouped.index(name) if name in grouped else len(grouped)):
         home, summary = COMMANDS.get(name, ("", ""))
         if is_listed and not home:
             summary = _first_line(plugins[name])
-        command = subparsers.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        command = subparsers.add_parser(name, help=summary)
         if name != chosen:
             continue
         if name in COMMANDS:
             module = importlib.import_module(f"art.cli.{home}")
             own = name.replace("-", "_")
             add_options, run = getattr(module, f"add_{own}_options"), getattr(module, f"run_{own}")
-            command.description = inspect.getdoc(run)
+            description = inspect.getdoc(run)
         else:
             module = importlib.import_module(plugins[name])
-            add_options, run, command.description = module.add_options, module.run, module.__doc__
+            add_options, run, description = module.add_options, module.run, module.__doc__
         add_options(command)
+        command.description = _sentence(_without_call(description or ""))
+        for action in (one for one in command._actions if isinstance(one, argparse._SubParsersAction)):
+            for listed in action._get_subactions():
+                own = action.choices[listed.dest]
+                own.description = own.description or _sentence(listed.help or "")
         command.set_defaults(run=run)
+    for title, names in (GROUPS | {"other commands": set(subparsers.choices) - set(grouped)}).items():
+        group = parser.add_argument_group(title)
+        group._group_actions = [action for action in subparsers._get_subactions() if action.dest in names]
     return parser
 
 
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of a parser's commands by name."""
+    return {
+        name: command
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, command in action.choices.items()
+    }
+
+
+def add_completion_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, help="the shell that you use")
+
+
+def run_completion(args: argparse.Namespace) -> int:
+    """`art completion SHELL`: print what makes a shell complete commands, options and their values.
+
+    eval "$(art completion bash)"         in ~/.bashrc
+    eval "$(art completion zsh)"          in ~/.zshrc, after compinit
+    art completion fish | source          in ~/.config/fish/config.fish
+    """
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["art"], True, args.shell))
+    return 0
+
+
+def _without_call(text: str) -> str:
+    """Return a description without the call that it begins with, e.g. "`art train TASK`: "."""
+    return re.sub(r"^`art[^`]*`: ", "", text)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def _first_line(module: str) -> str:
-    """Read the first line of a module's docstring without importing the module."""
+    """Read the first sentence of a module's docstring without importing the module."""
     spec = importlib.util.find_spec(module)
     source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "its module cannot be found").partition("\n")[0]
+    line = (ast.get_docstring(ast.parse(source)) or "its module cannot be found").partition("\n")[0]
+    return _without_call(line).partition(". ")[0].rstrip(".")
 
 
 def serve() -> int:

@@ -34,18 +34,18 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
         "--scope", action="append", choices=get_args(KeyScope), dest="scopes",
         help="what it may do; give it several times for several (default: infer and train)",
     )  # fmt: skip
-    create.add_argument("--expires", type=duration, metavar="TIME", help="from now, e.g. 90d or 12h (default: never)")
+    create.add_argument("--expires", type=duration, metavar="TIME", help="its life, e.g. 90d or 12h (default: no end)")
     actions.add_parser("list", help="show all keys, without their secrets")
     revoke = actions.add_parser("revoke", help="end a key at once")
-    revoke.add_argument("id")
+    revoke.add_argument("id", help="id of the key, which `art keys list` shows")
     for action in actions.choices.values():
-        action.add_argument("--data-dir", type=Path, help=f"of the server (default: {DEFAULT_DATA_DIR})")
+        action.add_argument("--data-dir", type=Path, help=f"data directory of the server (default: {DEFAULT_DATA_DIR})")
 
 
 def run_keys(args: argparse.Namespace) -> int:
-    """`art keys`: the keys with which people and programs use a server.
+    """`art keys`: make, list and revoke the keys with which people and programs use a server.
 
-        art keys create --name ci --project games --scope infer --scope train --expires 90d
+        art keys create --name ci --project games --scope infer --expires 90d
         art keys list
         art keys revoke 3f9c01d2ab47
 
@@ -96,26 +96,28 @@ def _key_row(key: Key) -> tuple[str, ...]:
 
 
 def add_usage_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
+    parser.add_argument("--url", help="address of the server (default: ART_SERVER_URL)")
     parser.add_argument("--month", help="as YEAR-MONTH, e.g. 2026-01 (default: the current one, in UTC)")
     parser.add_argument("--project", help="only this project")
     parser.add_argument("--models", action="store_true", help="also show each model")
-    parser.add_argument("--json", action="store_true", help="print the server's answer")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the server's answer")
 
 
 def run_usage(args: argparse.Namespace) -> int:
-    """`art usage`: what each project has used this month, of its quota.
+    """`art usage`: show what each project has used this month, of its quota.
 
         art usage
         art usage --project search --month 2026-01
         art usage --models                            by model too
-        art usage --json                              as the server sends it
+        art usage --json usage.json                   as the server sends it
 
     Device hours are those of training. A key for one project sees its own project. The server is at --url or
     ART_SERVER_URL, and the key is in ART_API_KEY. `art quota` sets the limits.
     """
     report = ask_server(args.url, lambda client: client.usage(month=args.month, project=args.project))
-    print(report.model_dump_json(indent=2) if args.json else describe_usage(report, with_models=args.models))
+    print(describe_usage(report, with_models=args.models))
+    if args.json:
+        args.json.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return 0
 
 
@@ -189,11 +191,11 @@ def _describe_quota(project: ProjectUsage) -> str:
 
 
 def add_quota_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", help="of the server (default: ART_SERVER_URL)")
+    parser.add_argument("--url", help="address of the server (default: ART_SERVER_URL)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     setting = actions.add_parser("set", help="replace the quota of a project by the limits that are given")
     setting.add_argument("--tokens", type=int, metavar="N", help="prompt and sampled tokens")
-    setting.add_argument("--steps", type=int, metavar="N", help="training steps")
+    setting.add_argument("--steps", type=int, metavar="N", help="training steps in a month")
     setting.add_argument("--device-hours", type=float, metavar="N", help="hours of devices that train")
     setting.add_argument("--usd", type=float, metavar="X", help="costs by the server's `prices`")
     clearing = actions.add_parser("clear", help="remove the quota of a project")
@@ -203,10 +205,10 @@ def add_quota_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_quota(args: argparse.Namespace) -> int:
-    """`art quota`: what projects may use in a calendar month (UTC).
+    """`art quota`: limit what projects may use in a calendar month (UTC).
 
         art quota set search --tokens 200000000 --usd 500
-        art quota set --every-project --steps 1000         projects without a quota of their own
+        art quota set --every-project --steps 1000   those without their own quota
         art quota clear search
 
     Above its quota a project's further requests and training calls are refused with the status 429; what runs is

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from importlib import metadata
 from typing import TypeVar
 
+from art.client.terminal import above_progress
 from art.storage.logs import escape_control
 
 EXIT_UNTRAINED = 1
@@ -53,7 +54,8 @@ class PlainLines:
     """Prints lines as `Screen` does, without styles."""
 
     def print(self, text: str, *, style: str | None = None, highlight: bool = False, soft_wrap: bool = True) -> None:
-        print(escape_control(text), file=sys.stderr, flush=True)
+        with above_progress():
+            print(escape_control(text), file=sys.stderr, flush=True)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

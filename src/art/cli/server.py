@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
-import difflib
 import faulthandler
 import gc
 import logging
@@ -20,18 +19,15 @@ import signal
 import socket
 import sys
 import threading
-import tomllib
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 import art
+from art.cli.arguments import Parser, read_settings, read_settings_file
 from art.cli.output import run_coroutine, until_unread
 from art.client.terminal import EXIT_INTERRUPTED
 from art.config import ServerConfig
-from art.config.base import describe_invalid, instead_of
 from art.config.base_models import SHORT_NAMES, resolve_base_model
 from art.errors import ArtError, ConfigError
 from art.protocol.keys import check_api_key
@@ -213,7 +209,7 @@ _OVERRIDES = ("host", "port", "models", "gpu", "custom_losses", "cluster", "work
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="art-server",
         description="Serve models with an OpenAI-compatible API and train them. The key is read from ART_API_KEY.",
     )
@@ -236,7 +232,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-dir", type=Path, help="where everything is kept (default: .art)")
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (default: 5000)")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML, see docs/server.md")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings as TOML or JSON, see docs/server.md")
     parser.add_argument("--config-json", help="the same as JSON, see art.config.ServerConfig")
     parser.add_argument("--fd", type=int, help="an inherited listening socket, instead of --host and --port")
     parser.add_argument(
@@ -250,7 +246,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--share-key", action="store_true", help="let other commands of this user find the key of ART_API_KEY in a file"
     )
-    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("--log-level", default="info", choices=levels, help="least level of the log (default: info)")
     return parser
 
 
@@ -263,41 +260,12 @@ def read_options(args: argparse.Namespace) -> tuple[ServerConfig, Path]:
     if not isinstance(data_dir, str | None):
         raise ConfigError(f"{source}: `{DATA_DIR}` must be a path, got {data_dir!r}")
     if args.config_json:
-        values |= _validated(args.config_json, "--config-json").model_dump(exclude_unset=True)
+        values |= read_settings(ServerConfig, args.config_json, "--config-json").model_dump(exclude_unset=True)
     values |= {name: value for name in _OVERRIDES if (value := getattr(args, name)) is not None}
-    config = _validated(values, source)
+    config = read_settings(ServerConfig, values, source)
     for name in config.models:
         resolve_base_model(name)
     return config, Path(args.data_dir or data_dir or ".art").expanduser().resolve()
-
-
-def read_settings_file(path: Path) -> dict[str, Any]:
-    """Read the settings by name from a TOML file."""
-    if path.suffix != ".toml":
-        raise ConfigError(f"{path}: expected a file in TOML, whose name ends in .toml")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # of a file's form, or bad UTF-8
-        raise ConfigError(f"{path} is not valid: {error}") from error
-
-
-def _validated(values: dict[str, Any] | str, source: str) -> ServerConfig:
-    try:
-        if isinstance(values, str):
-            return ServerConfig.model_validate_json(values)
-        return ServerConfig.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        hint = ""
-        if first["type"] == "extra_forbidden" and instead_of(name := str(first["loc"][-1])) is None:
-            schema = ServerConfig.model_json_schema()
-            groups = [schema, *schema["$defs"].values()]
-            names = {DATA_DIR, *(one for group in groups for one in group.get("properties", ()))}
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-            hint = f"; did you mean `{near[0]}`?" if near else "; docs/settings.md lists all"
-        raise ConfigError(f"{source}: {describe_invalid(error)}{hint}") from None
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ UNREACHABLE_S = 5.0
 
 def add_status_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--data-dir", type=Path, help="of a server on this machine (default: .art)")
-    where.add_argument("--url", help="of a server elsewhere (default: ART_SERVER_URL)")
+    where.add_argument("--data-dir", type=Path, help="data directory of a server on this machine (default: .art)")
+    where.add_argument("--url", help="address of a server elsewhere (default: ART_SERVER_URL)")
 
 
 def run_status(args: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def describe_cluster(cluster: ClusterPart) -> list[str]:
         state = "alive" if node.alive else "gone"
         lines.append(f"node {node.machine} ({node.address}): {state}, {_amounts(node.resources)}")
     for actor in cluster.actors:
-        where = ", ".join(actor.machines) or "not placed"
+        where = ", ".join(actor.machines) or actor.problem or "not placed"
         lines.append(f"{actor.name}: {where}; {actor.starts} starts")
     workers = sorted(cluster.workers, key=lambda worker: worker.since)
     return lines + [f"{one.kind} worker {one.pid} on {one.machine}: {one.state}" for one in workers]

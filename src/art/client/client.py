@@ -21,7 +21,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from art.client.http import READ_TIMEOUT_S, HttpClient, LostAnswerError
-from art.client.terminal import JobView, announce_wait, describe_job
+from art.client.terminal import JobView, announce_wait, describe_job, note_detail
 from art.errors import (
     ArtError,
     ConfigError,
@@ -275,6 +275,7 @@ async def _receive(client: HttpClient, path: str, file: Path, here: int, info: F
             with file.open("ab" if resumed else "wb") as writer:
                 async for piece in response.aiter_bytes():
                     writer.write(piece)
+                    note_detail(f"{file.name}: {writer.tell() / 2**20:.0f} of {info.size / 2**20:.0f} MiB")
         if (received := _size(file)) < info.size:
             raise LostAnswerError(f"the answer ended at byte {received} of {info.size}")
     except LostAnswerError:

@@ -12,9 +12,14 @@ import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 SEED_HEADER = "x-art-seed"
 """Header of a request that tells the server where its random numbers begin, unless its body has a `seed`."""
+
+SCENARIO_HEADER = "x-art-scenario"
+"""Header of a request that names the scenario of its rollout, percent-encoded, for people who watch."""
+_LONGEST_SCENARIO = 200
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -33,6 +38,8 @@ class RolloutContext:
     """Checkpoint that answers the rollout's requests; `None` for the newest at the time of each request."""
     seed: int | None = None
     """Seed of the rollout; each request gets a seed of its own, made from it and the number of the request."""
+    scenario: str | None = None
+    """What people who watch see as the title of its requests."""
     switches: bool = False
     """Whether an answer that is being sampled when a step is published goes on with the new weights. It needs
     `step=None`: a request that names a checkpoint is answered by that one."""
@@ -77,4 +84,6 @@ def request_headers(model: str) -> dict[str, str]:
     headers = {IN_FLIGHT_HEADER: "switch"} if context.switches else {}
     if (seed := context.next_seed()) is not None:
         headers[SEED_HEADER] = str(seed)
+    if context.scenario is not None:
+        headers[SCENARIO_HEADER] = quote(context.scenario[:_LONGEST_SCENARIO])
     return headers

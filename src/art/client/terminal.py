@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -50,6 +52,114 @@ def announce_wait(
         yield
     finally:
         timer.cancel()
+
+
+RENEWAL_S = 0.25
+_lines: list[ProgressLine] = []
+"""The lines in use, the innermost last: that one is shown."""
+
+
+class ProgressLine:
+    """Says on standard error how far the work in its `with` block is: `steps 12/30, 4 min left  reward 0.41`.
+
+    In a terminal this is one line that is renewed. Elsewhere it is printed whenever nothing else was for `SILENCE_S`
+    seconds. What is printed meanwhile must be printed in `above_progress`.
+    """
+
+    def __init__(self, what: str = "") -> None:
+        """
+        Args:
+            what: the work in a few words. Nothing is shown while it is empty.
+        """
+        self._is_terminal = sys.stderr.isatty()
+        self._lock, self._ended = threading.RLock(), threading.Event()
+        self._shown = ""
+        self._thread = threading.Thread(target=self._renew, name="progress", daemon=True)
+        self.begin(what)
+
+    def begin(self, what: str, done: int = 0, total: int = 0) -> None:
+        """Go over to other work. Its pace is measured from now, when `done` parts of `total` are done."""
+        with self._lock:
+            self.what, self.done, self.total, self.detail = what, done, total, ""
+            self._began = self._updated = self._printed_at = time.monotonic()
+            self._first = done
+
+    def update(self, done: int, total: int, detail: str = "") -> None:
+        """Say how many parts of the work are done, of how many, and what else there is to say."""
+        with self._lock:
+            self.done, self.total, self.detail = done, total, detail
+            self._updated = time.monotonic()
+
+    def text(self) -> str:
+        """The line as it is now, without control characters."""
+        now = time.monotonic()
+        line = f"{self.what} {self.done}/{self.total}" if self.total else f"{self.what}, {_about(now - self._began)}"
+        if self._first < self.done < self.total:
+            pace_s = (self._updated - self._began) / (self.done - self._first)
+            line += f", {_about(max(0.0, pace_s * (self.total - self.done) - (now - self._updated)))} left"
+        line += f"  {self.detail}" if self.detail else ""
+        return "".join(char if char.isprintable() else "?" for char in line)
+
+    def __enter__(self) -> Self:
+        if _lines:
+            _lines[-1].erase()
+        _lines.append(self)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.erase()
+        _lines.remove(self)
+
+    def erase(self) -> None:
+        with self._lock:
+            if self._shown:
+                _write(f"\r{' ' * len(self._shown)}\r")
+            self._shown, self._printed_at = "", time.monotonic()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEWAL_S if self._is_terminal else min(1.0, SILENCE_S)):
+            with self._lock:
+                if not self.what or _lines[-1] is not self:
+                    continue
+                if self._is_terminal:
+                    line = self.text()[: shutil.get_terminal_size().columns - 1]
+                    _write(f"\r{line.ljust(len(self._shown))}")
+                    self._shown = line
+                elif time.monotonic() - self._printed_at >= SILENCE_S:
+                    self._printed_at = time.monotonic()
+                    _write(f"{self.text()}\n")
+
+
+def _about(seconds: float) -> str:
+    """Write seconds without what nobody needs to know of work that goes on: `40 s`, `4 min` or `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def above_progress() -> Iterator[None]:
+    """Context manager: print in the body what would else run into the line of a `ProgressLine`."""
+    with contextlib.ExitStack() as stack:
+        if _lines:
+            stack.enter_context(_lines[-1]._lock)
+            _lines[-1].erase()
+        yield
+
+
+def note_detail(text: str) -> None:
+    """Say more about the work whose `ProgressLine` is shown, if one is."""
+    if _lines:
+        _lines[-1].detail = text
 
 
 def progress_bar(description: str | None, total: int, *, leave: bool = True) -> Any:
@@ -101,6 +211,7 @@ class JobView:
                     self._bar = progress_bar(self.what, 0, leave=False)
                 self._bar.total, self._bar.n = progress.total, progress.done
                 self._bar.set_postfix_str(progress.phase)
+        note_detail(self._detail if now.state in ("queued", "running") else "")
 
 
 # -- Ctrl-C --

@@ -46,9 +46,10 @@ class ProcessConfig(Config):
 class EngineSettings(ProcessConfig):
     """Settings that every kind of engine has. An engine is the process that samples from a model."""
 
-    replicas: int = Field(default=1, ge=1, le=64)
+    replicas: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = 1
     """Engine processes that sample from the same model, each with all of its weights. On CUDA each has GPUs of its own;
-    on CPU they share the threads. `max_running` holds for each."""
+    on CPU they share the threads. `max_running` holds for each. `auto`: as many as find room beside the trainer when
+    the model's processes are first needed; on this machine one per GPU, and one in all on CPU."""
     max_context: int | None = Field(default=None, ge=16)
     """Limit of tokens in prompt plus completion; `None` takes the model's own limit, `max_position_embeddings`, but at
     most 32,768. Set it for a longer context."""
@@ -56,6 +57,11 @@ class EngineSettings(ProcessConfig):
     """Requests that are decoded together; a request with `n` choices counts as n. Where more wait, projects and their
     keys take turns. With vLLM `None` takes what the GPU's memory holds for this model, at most 512 in all; it is 64 on
     CPU and for servers in `urls`."""
+
+    @property
+    def num_replicas(self) -> int:
+        """`replicas` as a number; 1 as long as "auto" is not decided."""
+        return 1 if self.replicas == "auto" else self.replicas
 
     @property
     def num_at_once(self) -> int:
@@ -76,7 +82,7 @@ class EngineConfig(EngineSettings):
 
     @model_validator(mode="after")
     def _check_devices(self) -> Self:
-        if len(self.device_indices) not in (0, self.replicas):
+        if self.replicas != "auto" and len(self.device_indices) not in (0, self.replicas):
             raise ValueError(
                 f"the embedded engine runs on one device, each replica on its own: `device_indices` has "
                 f"{self.device_indices}, and `replicas` is {self.replicas}"
@@ -130,7 +136,7 @@ class VllmConfig(EngineSettings):
             check_no_userinfo(url, "urls")
         if self.urls and (self.flags or self.device_indices):
             raise ValueError("`flags` and `device_indices` are for a server that ART starts; leave out them or `urls`")
-        if self.urls and self.replicas > 1:
+        if self.urls and self.replicas != 1:
             raise ValueError("`replicas` are servers that ART starts, and `urls` names servers that run; leave out one")
         if self.urls and self.weights == "merged":
             raise ValueError('`weights` is "merged", which needs a server that ART starts; leave out it or `urls`')

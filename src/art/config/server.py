@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -165,6 +166,13 @@ class ServerConfig(Config):
     worker_address: str | None = None
     """HOST:PORT at which workers connect. `None`: for "workers" port 5001 of `host`; for "ray" a free port of the
     address by which Ray knows this machine."""
+    cluster_files: str | None = None
+    """How adapters, samples, checkpoints and base models in folders get to the nodes of a Ray cluster and back: `None`
+    through Ray's object store; else through this folder, which all nodes see under the same path, or bucket, such as
+    "s3://bucket/art" (any address that `fsspec` knows; it may need a package there and here)."""
+    room_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds in which a Ray cluster must have room for an engine or trainer, before the model is refused. Raise it
+    where an autoscaler adds nodes. Meanwhile `art status` shows what lacks."""
     models: tuple[str, ...] = ()
     """Base models to load at the start: hub ids, folders, or short names (see `art.config.base_models`)."""
     settings: ModelSettings = ModelSettings()
@@ -200,6 +208,9 @@ class ServerConfig(Config):
     """Refuse to promote a checkpoint unless it is certain to be better than the promoted one by more than this. A
     caller may ask for more. Only keys with scope `admin` may force a promotion against it. `None`: each caller
     chooses. See docs/organisation.md."""
+    alerts: str | None = None
+    """Where findings of training and failed jobs are sent, each once: a URL that gets them by POST as JSON, or a
+    command that gets the text on its standard input, such as `mail -s ART me@lab.example`. `None`: nowhere."""
     child_start_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds an engine or trainer has to load its model, including a first download."""
     heartbeat_timeout_s: float = Field(default=120.0, gt=0)
@@ -216,6 +227,22 @@ class ServerConfig(Config):
             if re.fullmatch(r"https?://[^/\s*@?#]+", origin) is None:
                 raise ValueError(f"an origin is scheme, host and port, like 'https://lab.example:8443'; got {origin!r}")
         return origins
+
+    @field_validator("alerts")
+    @classmethod
+    def _check_alerts(cls, alerts: str | None) -> str | None:
+        if alerts is not None and not shlex.split(alerts):
+            raise ValueError("`alerts` is the URL of a webhook or a command, and must not be empty")
+        return alerts
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> Self:
+        if self.cluster_files is not None and str(self.cluster).partition("://")[0] != "ray":
+            raise ValueError(
+                f"`cluster_files` is for a Ray cluster, but `cluster` is {self.cluster!r}; workers by hand see the "
+                "data directory. Leave `cluster_files` out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_models(self) -> Self:

@@ -36,6 +36,8 @@ MAX_ENDED = 100
 """Ended requests that a new viewer gets."""
 TAIL_TOKENS = 1000
 """Tokens of a request's text that a viewer who comes late gets."""
+SCENARIO_CHARS = 80
+"""Beginning of the first question that stands for a scenario without a name."""
 Project = str | None
 
 
@@ -64,10 +66,13 @@ class LiveRequest:
         return decoder.decode(b"".join([table[token] for token in token_ids]))
 
     def _fields(self) -> dict[str, Any]:
-        policy = self.policy
+        policy, messages = self.policy, self.turn.messages
+        question = next((one.get("content") for one in messages if one.get("role") == "user"), None)
         return {
             "id": self.completion.exchange_id, "project": policy.project, "name": policy.name,
             "policy_version": policy.policy_version, "rollout_id": self.turn.rollout_id,
+            "scenario": self.turn.scenario or (str(question)[:SCENARIO_CHARS] if question else None),
+            "turn": 1 + sum(one.get("role") == "assistant" for one in messages),
             "num_prompt_tokens": len(self.turn.prompt_token_ids), "started_at": self.started_at,
         }  # fmt: skip
 

@@ -89,6 +89,8 @@ class ChatOptions(TypedDict, total=False):
     seed: int | None
     """Where the random numbers begin, if the request has no seed. Unlike the request's own seed it does not demand an
     engine that repeats itself, so vLLM draws as fast as without one."""
+    scenario: str | None
+    """Name of the rollout's scenario, for people who watch."""
     switches: bool
     """Whether an answer that is being sampled goes on with new weights when a step is published."""
     strict: bool
@@ -115,6 +117,7 @@ class Turn:
     grammar: AnswerGrammar | None
     """What the whole answer must match."""
     key: str
+    scenario: str | None = None
     switches: bool = False
     """Whether the answer goes on with new weights when a step is published while it is sampled (`SwitchingAnswer`)."""
 
@@ -161,7 +164,7 @@ class TurnMaker:
             request=request, rollout_id=rollout_id, policy=policy, renderer=renderer, messages=messages,
             tools=request.tools or None, conversation=conversation, prompt_token_ids=token_ids, parent=parent,
             branch_reason=branch_reason, max_tokens=max_tokens, grammar=grammar,
-            key=asked.get("key", ""), switches=asked.get("switches", False),
+            key=asked.get("key", ""), scenario=asked.get("scenario"), switches=asked.get("switches", False),
             seed=int.from_bytes(os.urandom(8)) if seed is None else seed % SEEDS,
         )  # fmt: skip
 

@@ -221,9 +221,10 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             self._adopt(registration)
         backend.close_with(self, self.close)
         if self.trainable:
-            from art.model.run_settings import describe_program
+            from art.model.run_settings import describe_machine, describe_program
 
-            await self.record_settings({"program": await asyncio.to_thread(describe_program)})
+            about = {"program": describe_program, "machine": describe_machine}
+            await self.record_settings({name: await asyncio.to_thread(part) for name, part in about.items()})
         await self._sinks.start(self._paths(), self.report_metrics, self._run_config)
 
     def _adopt(self, registration: ModelRegistration) -> None:
@@ -338,8 +339,8 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
     async def record_settings(self, settings: Mapping[str, Any]) -> None:
         """Keep settings of the run by sections, for its page and the trackers: `{"data": {"file": "train.jsonl"}}`.
 
-        ART records the sections `program`, `task`, `training` and `pipeline`. A section replaces the one of the same
-        name. Values that look like secrets are replaced.
+        ART records the sections `program`, `machine`, `task`, `training` and `pipeline`. A section replaces the one of
+        the same name. Values that look like secrets are replaced.
         """
         if all(name in self._recorded and self._recorded[name] == part for name, part in settings.items()):
             return
@@ -348,6 +349,16 @@ class Model(BaseModel, Generic[ConfigT, StateT]):
             await self._keep_settings()
         if (reporting := self._sinks.running(self._paths())) is not None:
             await asyncio.to_thread(reporting.configure, self._run_config())
+
+    def set_labels(self, *, tags: list[str] | None = None, notes: str | None = None) -> None:
+        """Give the run tags and notes, which its page shows, in place of earlier ones. `None` keeps those.
+
+        Raises:
+            InvalidRequestError: a tag is empty, too long or has a comma, or there are too many of them.
+        """
+        from art.storage.labels import set_labels
+
+        set_labels(self._paths(), tags=tags, notes=notes)
 
     async def _keep_settings(self) -> None:
         from art.storage.logs import plain_config

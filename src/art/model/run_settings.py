@@ -1,6 +1,7 @@
 """The settings of a run: what it was started with. They are in `settings.json` of the model's folder, for the page.
 
 {"program": {"command": "art train tic_tac_toe --steps 30", "art": "0.1.0", "python": "3.11.7", "git_commit": "1f0c"},
+ "machine": {"host": "lab-3", "system": "Linux 6.8 x86_64", "cores": 16, "memory_gb": 126, "gpus": ["NVIDIA H100"]},
  "task": {"name": "tic_tac_toe", "options": {}, "headline_metric": "win"}, "training": {"learning_rate": 0.003, ...}}
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import os
 import platform
 import shlex
 import subprocess
@@ -42,6 +44,20 @@ def describe_program() -> dict[str, Any]:
     return about | {"git_commit": described.stdout.strip() or None}
 
 
+@functools.cache
+def describe_machine() -> dict[str, Any]:
+    """Describe the machine that this program runs on: host, operating system, cores, memory in GB, names of GPUs."""
+    gpus: list[str] = []
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # no GPU of NVIDIA
+        gpus = subprocess.run(query, capture_output=True, encoding="utf-8", timeout=10, check=True).stdout.splitlines()
+    about = {"host": platform.node(), "system": f"{platform.system()} {platform.release()} {platform.machine()}"}
+    memory_gb = None
+    if hasattr(os, "sysconf"):  # Windows has none
+        memory_gb = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9)
+    return {**about, "cores": os.cpu_count(), "memory_gb": memory_gb, "gpus": gpus}
+
+
 def command_line(words: Sequence[str]) -> str:
     """Write a command as it was typed, without the values of headers, variables and keys."""
     shown: list[str] = []
@@ -53,7 +69,7 @@ def command_line(words: Sequence[str]) -> str:
         elif equals and option.startswith("-"):
             shown.append(f"{option}={_shown_value(option, value, secrets)}")
         else:
-            shown.append(redact(word, secrets))
+            shown.append(_shown_value("", word, secrets))
     return shlex.join(shown)
 
 
@@ -62,4 +78,7 @@ def _shown_value(option: str, value: str, secrets: Sequence[str]) -> str:
     if option in _NAMED_VALUES:
         name, separated, hidden = value.partition(_NAMED_VALUES[option])
         return value if not separated or "$" in hidden else f"{name}{separated} ..."
+    name, separated, _ = value.partition("=")
+    if separated and is_secret(name):  # an option of a task: -o api_key=...
+        return f"{name}={HIDDEN}"
     return HIDDEN if is_secret(option.lstrip("-")) and not value.startswith("-") else redact(value, secrets)

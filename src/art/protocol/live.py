@@ -38,6 +38,10 @@ class LiveRequestData(Data):
     name: str
     policy_version: int
     rollout_id: str | None
+    scenario: str | None
+    """Name of the rollout's scenario where the client said it, else the beginning of the first question."""
+    turn: int
+    """Number of the answer in its conversation, from 1."""
     num_prompt_tokens: int
     started_at: float
 
@@ -297,6 +301,8 @@ class ActorPart(Data):
     machines: list[str]
     """One for each rank of a trainer; empty while it is being placed."""
     starts: int
+    problem: str | None = None
+    """Why it has no place yet."""
 
 
 class ClusterPart(Data):
@@ -313,6 +319,19 @@ class ClusterPart(Data):
     actors: list[ActorPart] = []
     num_lost: int = 0
     """Workers whose connection ended."""
+
+
+class SystemHistory(Data):
+    """The last hour of a server, a point every 20 seconds, oldest first. All lists are equally long."""
+
+    at: list[float] = []
+    sampled_per_s: list[float] = []
+    """Tokens that were sampled since the point before, per second."""
+    trained_per_s: list[float] = []
+    num_requests: list[int] = []
+    """Requests that waited or were computed at that moment."""
+    rss_bytes: list[int] = []
+    """Memory of all processes on the server's machine."""
 
 
 class SystemAnswer(Data):
@@ -333,3 +352,5 @@ class SystemAnswer(Data):
     """Viewers of live events."""
     cluster: ClusterPart | None = None
     """Null if everything runs on the server's machine."""
+    history: SystemHistory = SystemHistory()
+    """Empty for a key of one project."""

@@ -26,6 +26,7 @@ from art.protocol.live import (
     ProcessPart,
     ProcessState,
     SystemAnswer,
+    SystemHistory,
 )
 from art.record.recorder import Recorder
 from art.runtime.hosting.cluster import Cluster
@@ -38,6 +39,8 @@ from art.worker.process import ChildProcess
 
 WINDOW_S = 60.0
 """Rates are means over at most this time."""
+HISTORY_EVERY_S, HISTORY_POINTS = 20.0, 180
+"""The last hour."""
 
 
 class Rates:
@@ -66,6 +69,31 @@ class Rates:
         return {name: growth / (now - at) for name, growth in grown.items() if growth >= 0}
 
 
+class SystemFollower:
+    """Notes every `HISTORY_EVERY_S` how a server does, for the curves of its last hour."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, float, float, int, int]] = deque(maxlen=HISTORY_POINTS)
+        """The fields of `SystemHistory`."""
+        self._before: tuple[float, int, int] | None = None
+        """Time, sampled tokens and trained tokens at the last point."""
+
+    def note(self, sampled: int, trained: int, num_requests: int, rss: int, now: float | None = None) -> None:
+        """Add a point. The counters are sums since the server began; the first call has no rates and adds none."""
+        now = time.time() if now is None else now
+        if self._before is not None and now > self._before[0]:
+            at, sampled_before, trained_before = self._before
+            sampled_rate, trained_rate = (
+                round(max(0.0, count / (now - at)), 2) for count in (sampled - sampled_before, trained - trained_before)
+            )
+            self._points.append((round(now, 1), sampled_rate, trained_rate, num_requests, rss))
+        self._before = now, sampled, trained
+
+    def history(self) -> SystemHistory:
+        columns = zip(*self._points, strict=True) if self._points else ()
+        return SystemHistory(**dict(zip(SystemHistory.model_fields, map(list, columns), strict=False)))
+
+
 class Overview:
     """Looks at the parts of one server. Any thread may call `activity`; `system` belongs to the event loop."""
 
@@ -80,6 +108,16 @@ class Overview:
         self._live = gateway.live
         self._started_at = time.time()
         self._token_rates = Rates()
+        self._follower = SystemFollower()
+
+    async def follow(self) -> None:
+        """Note how the server does until it ends."""
+        while True:
+            sampled = sum(count for (_, kind), count in self._gateway.tokens.items() if kind == "completion")
+            rss = rss_bytes(os.getpid(), with_children=False) or 0
+            rss += sum(process.status.get("rss_bytes") or 0 for host in self._hosts.all() for process in host.processes)
+            self._follower.note(sampled, sum(self._jobs.trained.values()), len(self._live.running), rss)
+            await asyncio.sleep(HISTORY_EVERY_S)
 
     def activity(self, project: str, name: str) -> Activity | None:
         """What happens for a model; `None` if the server does not have it."""
@@ -145,6 +183,7 @@ class Overview:
             memory_bytes=find_devices().memory_bytes if whole else None,
             num_viewers=self._live.num_viewers,
             cluster=ClusterPart(**self._cluster.status()) if whole and self._cluster is not None else None,
+            history=self._follower.history() if whole else SystemHistory(),
         )  # fmt: skip
 
     def _tokens(self, project: str | None) -> list[ModelTokens]:

@@ -148,7 +148,7 @@ def forecast_devices(plan: MemoryPlan) -> list[DeviceForecast]:
         parts, unavoidable = engine.awake, engine.least
         if placement.engine.kind == "cuda":
             parts = unavoidable = (engine.host, *((engine.copy,) if placement.sleeps else ()))
-        num_replicas = plan.settings.engine.replicas
+        num_replicas = plan.settings.engine.num_replicas
         parts, unavoidable = _times(num_replicas, parts), _times(num_replicas, unavoidable)
     if placement.trainer.kind == "cuda":
         size_bytes = plan.settings.trainer.num_processes * PROCESS_BYTES

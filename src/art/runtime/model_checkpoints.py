@@ -337,7 +337,7 @@ def has_figures(verdict: Verdict) -> bool:
 
 def _reason(verdict: Verdict, evidence: GateEvidence, step: int, model: str) -> str:
     reference_step, require = evidence.reference_step, verdict.require
-    measure = f"`art promote {model}@{step} --require {require:g} --task TASK --games"
+    measure = f"`art promote {model}@{step} --require {require:g} --task TASK --held-out"
     if verdict.difference is None or not has_figures(verdict):
         have = f"step {reference_step} has {len(evidence.reference)} and step {step} {len(evidence.candidate)}"
         return (

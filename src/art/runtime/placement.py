@@ -188,7 +188,29 @@ def choose_placement(settings: ModelSettings, devices: Devices, in_use: Mapping[
 
 
 def _num_engine_gpus(engine: EngineSettings) -> int:
-    return engine.replicas * (engine.num_devices if isinstance(engine, VllmConfig) else 1)
+    return engine.num_replicas * devices_per_engine(engine)
+
+
+def devices_per_engine(engine: EngineSettings) -> int:
+    return engine.num_devices if isinstance(engine, VllmConfig) else 1
+
+
+def with_replicas(settings: ModelSettings, num_replicas: int) -> ModelSettings:
+    """Decide `replicas="auto"`."""
+    if settings.engine.replicas != "auto":
+        return settings
+    engine = settings.engine.model_copy(update={"replicas": max(1, num_replicas)})
+    return settings.model_copy(update={"engine": engine})
+
+
+def replicas_beside_trainer(settings: ModelSettings, devices: Devices) -> int:
+    """Return the engines that the GPUs of this machine have room for; 1 without any."""
+    engine, trainer = settings.engine, settings.trainer
+    kind = devices.default_kind if engine.device == "auto" else engine.device
+    if kind != "cuda":
+        return 1
+    num_gpus = len(engine.device_indices) or len(devices.gpus or ()) - trainer.num_processes
+    return num_gpus // devices_per_engine(engine)
 
 
 def _assign(
@@ -247,8 +269,8 @@ def check_placement(placement: Placement, settings: ModelSettings, devices: Devi
     num_gpus = _num_engine_gpus(engine)
     is_local = placement.engine.kind == "cuda" and not (vllm is not None and vllm.uses_ray)
     if is_local and devices.gpus is not None and len(placement.engine.indices) != num_gpus:
-        if engine.replicas > 1:
-            each = num_gpus // engine.replicas
+        if engine.num_replicas > 1:
+            each = num_gpus // engine.num_replicas
             raise ConfigError(
                 f"`engine.replicas` is {engine.replicas}, each on {each} GPU{'' if each == 1 else 's'} of its own, so "
                 f"{num_gpus} are needed, but the engine has {placement.engine}, of {shown}; lower `replicas`, or name "
@@ -267,7 +289,7 @@ def check_placement(placement: Placement, settings: ModelSettings, devices: Devi
             param="sleep",
         )
     is_unknown = is_local and devices.gpus is None
-    if engine.replicas > 1 and (placement.engine.kind == "mps" or is_unknown):
+    if engine.num_replicas > 1 and (placement.engine.kind == "mps" or is_unknown):
         why = "`nvidia-smi` lists no GPUs that they could divide" if is_unknown else 'the device is "mps", a single one'
         raise ConfigError(f"`engine.replicas` is {engine.replicas}, but {why}; set it to 1", param="replicas")
     processes = f"`trainer.num_processes` is {trainer.num_processes}"

@@ -176,10 +176,10 @@ class Registrar:
     async def _make_ready(self, model: RegisteredModel, devices: Devices) -> None:
         """Start the processes, make or check the newest checkpoint, let the engine prove and serve it, and store it."""
         shape = await asyncio.to_thread(read_shape, model.base_model)
-        placement = self._hosts.placement_of(model, devices)
-        check_placement(placement, model.settings, devices)
+        placement, settings = self._hosts.placement_of(model, devices)
+        check_placement(placement, settings, devices)
         if shape is not None:
-            check_memory(MemoryPlan(placement, model.settings, devices, shape))
+            check_memory(MemoryPlan(placement, settings, devices, shape))
         host = self._hosts.of(model, is_new=True)
         host.retry()
         if is_slow(model.settings, host.placement.engine.kind):

@@ -19,10 +19,12 @@ from art.config.base_models import resolve_base_model
 from art.errors import ConfigError, StorageError
 from art.gateway.chat import Gateway
 from art.protocol.answers import Measurement
+from art.protocol.live import LiveData
 from art.protocol.training import JobKind
 from art.record.conversations import forget_regularly
 from art.record.recorder import Recorder
 from art.record.rollout_store import RolloutStore
+from art.runtime.alerts import Alerts
 from art.runtime.hosting.cluster import make_cluster
 from art.runtime.hosting.host import Hosts
 from art.runtime.jobs.file_jobs import AdoptWork, FileWork
@@ -74,7 +76,8 @@ class Runtime:
         works: dict[JobKind, JobWork] = {
             "train": training, "train_sft": training, "fork": adopting, "pull": adopting, "export": files, "push": files
         }  # fmt: skip
-        self.jobs = JobQueue(store, works, self.models.set_step, self.live.publish)
+        self._alerts = None if config.alerts is None else Alerts(config.alerts, self.data_dir.alerts)
+        self.jobs = JobQueue(store, works, self.models.set_step, self._tell)
         self.overview = Overview(self.models, self._hosts, self.jobs, self.gateway, self._cluster)
         self.checkpoints = ModelCheckpoints(self.models, self.jobs)
         self.promotions = Promotions(self.models, self.checkpoints, required=config.require_gain)
@@ -106,10 +109,19 @@ class Runtime:
         settings = await asyncio.to_thread(with_engine, self._config.settings, devices)
         for name in base_models:
             self._hosts.pin(await find_base_model(name), settings)
+        self._background.append(asyncio.create_task(self.overview.follow(), name="follow the system"))
+        if self._alerts is not None:
+            self._background.append(asyncio.create_task(self._alerts.run(), name="send alerts"))
         if (age_s := self._config.record_retention_s) is not None:
             needed = self.jobs.store.needed_exchanges
             forget = forget_regularly(self._recorder, age_s, needed)
             self._background.append(asyncio.create_task(forget, name="forget old exchanges"))
+
+    def _tell(self, project: str, news: LiveData) -> None:
+        """Pass on what jobs tell people who watch, and those who asked for alerts."""
+        self.live.publish(project, news)
+        if self._alerts is not None:
+            self._alerts.take(project, news)
 
     async def warm_up(self) -> None:
         """Prepare for the first model, which comes soon. Nothing to do where it will be computed by a GPU."""

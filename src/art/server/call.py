@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from urllib.parse import unquote
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
@@ -45,6 +46,10 @@ SEED_HEADER = "x-art-seed"
 """Header of a request that says where its random numbers begin, if its body has no `seed`. Clients of a pipeline send
 it, so that an interrupted rollout samples the same tokens when it starts again."""
 
+SCENARIO_HEADER = "x-art-scenario"
+"""Header of a request that names the scenario of its rollout, percent-encoded. People who watch see it."""
+LONGEST_SCENARIO = 600
+"""Characters of the header that are read."""
 IGNORED_HEADER = "x-art-ignored"
 """Header of an answer that names the fields of the request that have no effect: they only advise, or the sampling of
 the rollout or model replaces them."""
@@ -79,6 +84,10 @@ class ApiCall:
     async def body(self, kind: type[W]) -> W:
         """Read the body as the wire type `kind`. The server answers a `ValidationError` with status 400."""
         return await self.parse(functools.partial(validate_training, kind))
+
+    def scenario(self) -> str | None:
+        """Return the scenario that the header `x-art-scenario` names; `None` without one."""
+        return unquote((self.header(SCENARIO_HEADER) or "")[:LONGEST_SCENARIO]) or None
 
     def first_seed(self) -> int | None:
         """Return the number in the header `x-art-seed`; `None` without one."""

@@ -44,6 +44,8 @@ class ModelPaths:
         self.state = root / "state.json"
         self.settings = root / "settings.json"
         """What the run was started with (`art.model.run_settings`)."""
+        self.labels = root / "labels.json"
+        """Tags, notes and marks that people gave the run (`art.storage.labels`)."""
         self.history = root / "history.jsonl"
         self.costs = root / "costs.jsonl"
         self.totals = root / "totals.jsonl"
@@ -104,6 +106,8 @@ class DataDir:
         """Address of the server that runs here, or of the last one that did."""
         self.comparisons = root / "comparisons"
         """Folder of the comparisons that `art compare` has made, one folder each."""
+        self.alerts = root / "alerts.jsonl"
+        """What was sent to the server's `alerts`, so that it is sent once."""
         self.viewer_index = root / ".viewer.db"
         """The index of rollouts that the page makes. It can be deleted at any time."""
 

@@ -84,8 +84,8 @@ class TinyForm(BaseModel):
         return cls(name=task.name, label=task.label, options=task.options.model_dump(mode="json"))
 
 
-def read_form(base_model: str) -> TinyForm | None:
-    """Read what a tiny model was made for. `None` if it is no tiny model, or was made from conversations.
+def read_tiny_model(base_model: str) -> dict[str, Any] | None:
+    """Read how `art tiny-model` made a base model: its seed, its warm start, its task. `None` if it is no tiny model.
 
     Raises:
         ConfigError: the file is not one that ART wrote.
@@ -94,10 +94,25 @@ def read_form(base_model: str) -> TinyForm | None:
     if not path.is_file():
         return None
     try:
-        task = json.loads(path.read_text(encoding="utf-8")).get("task")
-        return None if task is None else TinyForm.model_validate(task)
-    except (OSError, ValueError, AttributeError, ValidationError) as error:
+        made = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(made, dict):
+            raise ValueError(f"it holds a {type(made).__name__}")
+        return made
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not what `art tiny-model` writes: {error}") from error
+
+
+def read_form(base_model: str) -> TinyForm | None:
+    """Read what a tiny model was made for. `None` if it is no tiny model, or was made from conversations.
+
+    Raises:
+        ConfigError: the file is not one that ART wrote.
+    """
+    task = (read_tiny_model(base_model) or {}).get("task")
+    try:
+        return None if task is None else TinyForm.model_validate(task)
+    except ValidationError as error:
+        raise ConfigError(f"{TINY_MODEL_FILE} of {base_model} is not what `art tiny-model` writes: {error}") from error
 
 
 def other_task(task: Task, base_model: str) -> str | None:

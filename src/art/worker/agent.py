@@ -1,6 +1,6 @@
-"""`art worker`: runs an engine or a trainer on this machine for a server elsewhere.
+"""`art worker`: run an engine or a trainer on this machine for a server elsewhere.
 
-    server  <-- TCP with TLS, frames -->  this program  <-- socket pair, the same frames -->  engine or trainer process
+    server <-- TCP, TLS --> this program <-- socket pair --> engine or trainer
 
 It dials the server's door, proves that it has the worker key and waits to be needed. Then it starts the same program
 that the server starts at home, passes frames on, and tells how the program ended. It dials again after that, and after

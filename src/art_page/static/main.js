@@ -14,6 +14,7 @@ import { compareView } from "./views/compare.js";
 import { comparisonsView } from "./views/comparisons.js";
 import { costsView } from "./views/costs.js";
 import { curvesView } from "./views/curves.js";
+import { differenceView } from "./views/difference.js";
 import { groupView } from "./views/group.js";
 import { ledgerView } from "./views/ledger.js";
 import { liveView } from "./views/live.js";
@@ -21,6 +22,7 @@ import { rolloutView } from "./views/rollout.js";
 import { rolloutsView } from "./views/rollouts.js";
 import { runView } from "./views/run.js";
 import { runsView } from "./views/runs.js";
+import { settingsView } from "./views/settings.js";
 import { systemView } from "./views/system.js";
 import { treeView } from "./views/tree.js";
 import { visibleText } from "./lib/visible_text.js";
@@ -45,8 +47,10 @@ const VIEWS = {
   ledger: ledgerView,
   checkpoints: checkpointsView,
   costs: costsView,
+  settings: settingsView,
   compare: compareView,
   comparisons: comparisonsView,
+  difference: differenceView,
   live: liveView,
   system: systemView,
   nowhere: nowhereView,

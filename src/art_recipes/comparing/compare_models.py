@@ -322,14 +322,16 @@ class _Comparing:
         config = self.config
         if self.reference not in (labels := [model.label for model in self.models]):
             raise ConfigError(f"the reference {self.reference!r} is none of the models {', '.join(labels)}")
-        if self.task.needs_judge:  # its own rewards are all 0
+        if self.task.needs_judge and type(self.task).score_messages is Task.score_messages:  # all rewards are 0
             raise ConfigError(
                 f"task {self.task.label!r} gets its rewards from a judge only, and a comparison has none: every model "
                 "would score 0. `art.recipes.compare_checkpoints` compares two checkpoints by a judge"
             )
-        scenarios = draw_scenarios(self.task, config.split, seed=config.seed, count=config.games)
-        if len(scenarios) < config.games:
-            self.on_progress(Progress(f"The split {config.split} has {len(scenarios)} scenarios, not {config.games}"))
+        scenarios = draw_scenarios(self.task, config.split, seed=config.seed, count=config.held_out)
+        if len(scenarios) < config.held_out:
+            self.on_progress(
+                Progress(f"The split {config.split} has {len(scenarios)} scenarios, not {config.held_out}")
+            )
         self.scenarios = dict(zip(scenario_names(self.task, scenarios), scenarios, strict=True))
         self.contestants = [self._contestant(model) for model in self.models]
         await asyncio.to_thread(importlib.import_module, "openai.resources.chat.completions")  # half a second

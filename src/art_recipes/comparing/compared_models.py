@@ -113,12 +113,12 @@ class CompareConfig(Config):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    games: int = Field(default=100, ge=1)
+    held_out: int = Field(default=100, ge=1)
     """Held-out scenarios that every model gets."""
     rollouts: int = Field(default=1, ge=1)
     """Rollouts of each scenario with each model."""
     seed: int = 0
-    """Seed of scenarios and sampling; with the seed of `art train`, the scenarios are those of its --evaluate."""
+    """Seed of scenarios and sampling; with the seed of `art train`, the scenarios are those of its --held-out."""
     split: Literal["test", "val"] = "test"
     """Split that the scenarios are drawn from."""
     reference: str | None = None

@@ -293,6 +293,9 @@ class ModelRun:
                 trajectory = await within(rollout, self._config.rollout_timeout)
             if (fault := infra_fault(trajectory)) is not None:
                 raise fault
+            if task.needs_judge:
+                score: Any = task.score_messages(trajectory.messages())
+                trajectory.reward = float(score[0] if isinstance(score, tuple) else score)
             headline = headline_value(task, trajectory)
             if not (math.isfinite(headline) and math.isfinite(trajectory.reward)):
                 raise ValueError(f"the task set {task.headline_metric} {headline} and the reward {trajectory.reward}")

@@ -9,6 +9,7 @@ Each function draws into axes of the caller. `save_picture` makes a PNG of them.
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -61,23 +62,78 @@ def plot_learning(
             list(points), list(points.values()), s=14, color=_BLUE, alpha=0.45, linewidths=0,
             label="training rollouts of a step",
         )  # fmt: skip
-        means_of_steps = list(points.values())
-        windows = [means_of_steps[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(points))]
-        means = [sum(window) / len(window) for window in windows]
-        axes.plot(list(points), means, color=_BLUE, linewidth=2, label=f"running mean of {WINDOW} steps")
+        means = _running_mean(points)
+        axes.plot(list(means), list(means.values()), color=_BLUE, linewidth=2, label=f"running mean of {WINDOW} steps")
     for index, (step, values) in enumerate(sorted(held_out.items())):
         mean, error = _mean_with_error(values, f"step {step}")
-        (below,), (above,) = error
         label = f"held out ({len(values)}), 95 % interval" if index == 0 else None
-        axes.errorbar(step, mean, error, fmt="o", color=_ORANGE, capsize=4, markersize=7, label=label, zorder=3)
-        # A curve that rises has room below its beginning and above its other points.
-        place, offset, ha, va = (mean + above, 10, "right", "bottom") if index else (mean - below, -10, "left", "top")
-        axes.annotate(
-            f"{mean:.2f}", (step, place), xytext=(0, offset), textcoords="offset points", ha=ha, va=va, color=_ORANGE,
-            fontweight="bold", path_effects=_outline(),
+        _draw_held_out(axes, step, mean, error, label, is_first=index == 0)
+    _finish_learning(axes, list(points.values()), held_out, measure, title)
+
+
+def plot_seeds(
+    axes: Any,
+    training: Sequence[Mapping[int, float]],
+    *,
+    held_out: Mapping[int, Sequence[float]],
+    measure: str = "reward",
+    title: str = "",
+) -> None:
+    """Draw the runs of several seeds: the mean of their running means, in a band from the lowest to the highest.
+
+    Args:
+        axes: matplotlib's axes.
+        training: for each seed, the mean over the rollouts of each step.
+        held_out: the held-out means of the seeds, by the step of the checkpoint that was evaluated. Their bars go from
+            the lowest to the highest.
+        measure: name of the measure.
+
+    Raises:
+        ValueError: an evaluation has no values.
+    """
+    curves = [_running_mean(curve) for curve in training]
+    steps = sorted({step for curve in curves for step in curve})
+    at = {step: [curve[step] for curve in curves if step in curve] for step in steps}
+    if steps:
+        axes.fill_between(
+            steps, [min(at[step]) for step in steps], [max(at[step]) for step in steps], color=_BLUE, alpha=0.18,
+            linewidth=0, label="lowest to highest seed",
         )  # fmt: skip
+        means = [statistics.fmean(at[step]) for step in steps]
+        axes.plot(steps, means, color=_BLUE, linewidth=2, label=f"mean of {len(curves)} seeds, over {WINDOW} steps")
+    for index, (step, values) in enumerate(sorted(held_out.items())):
+        mean, _ = _mean_with_error(values, f"step {step}")
+        error = [[mean - min(values)], [max(values) - mean]]
+        axes.scatter([step] * len(values), values, s=14, color=_ORANGE, alpha=0.5, linewidths=0)
+        label = "held out, lowest to highest seed" if index == 0 else None
+        _draw_held_out(axes, step, mean, error, label, is_first=index == 0)
+    _finish_learning(axes, [value for values in at.values() for value in values], held_out, measure, title)
+
+
+def _running_mean(points: Mapping[int, float]) -> dict[int, float]:
+    values = list(points.values())
+    return {step: statistics.fmean(values[max(0, i + 1 - WINDOW) : i + 1]) for i, step in enumerate(points)}
+
+
+def _draw_held_out(
+    axes: Any, step: int, mean: float, error: list[list[float]], label: str | None, *, is_first: bool
+) -> None:
+    """Draw a point with its bar and its number."""
+    (below,), (above,) = error
+    axes.errorbar(step, mean, error, fmt="o", color=_ORANGE, capsize=4, markersize=7, label=label, zorder=3)
+    # A curve that rises has room below its beginning and above its other points.
+    place, offset, ha, va = (mean - below, -10, "left", "top") if is_first else (mean + above, 10, "right", "bottom")
+    axes.annotate(
+        f"{mean:.2f}", (step, place), xytext=(0, offset), textcoords="offset points", ha=ha, va=va, color=_ORANGE,
+        fontweight="bold", path_effects=_outline(),
+    )  # fmt: skip
+
+
+def _finish_learning(
+    axes: Any, trained: Sequence[float], held_out: Mapping[int, Sequence[float]], measure: str, title: str
+) -> None:
     if held_out and all(0 <= value <= 1 for values in held_out.values() for value in values):
-        axes.set_ylim(-0.02 if min(points.values(), default=0) >= 0 else None, 1.05)
+        axes.set_ylim(-0.02 if min(trained, default=0) >= 0 else None, 1.05)
     axes.margins(x=0.03)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("training step", color=_INK)

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from art.costs import Ledger
-from art.metrics.scores import Estimate
+from art.metrics.verdicts import NO_SPREAD, Ending, HeldOutChange, RunCourse, RunEnd, VerdictKind, describe_end
 from art.model import TrainableModel
 from art_recipes.training.training_loop import StepReport
 
 logger = logging.getLogger(__name__)
 
-VerdictKind = Literal["good", "soft", "bad"]
 ProgressKind = Literal["note", "warning", "busy"] | VerdictKind
 
 
@@ -41,6 +40,12 @@ class Progress:
     text: str
     kind: ProgressKind = "note"
     """`busy` names work that has just begun and lasts until the next line. `good`, `soft` and `bad` judge the run."""
+    part: str = ""
+    """The work that goes on after this line, if its parts are counted, e.g. `steps`."""
+    done: int = 0
+    """How many parts of it are done."""
+    total: int = 0
+    """How many parts it has."""
 
     def __str__(self) -> str:
         return self.text
@@ -87,6 +92,12 @@ class RecipeResult:
         return bool(self.reports) and not any(report.trained for report in self.reports)
 
 
+def record_end(model: TrainableModel[Any, Any], ending: Ending, step: int, verdict: RunVerdict) -> None:
+    """Leave the end of a training at a step in the model's state, for the page."""
+    end = RunEnd(ending=ending, step=step, kind=verdict.kind, what=verdict.what, why=verdict.why)
+    model.merge_state({"end": end.model_dump()})
+
+
 async def book_last(model: TrainableModel[Any, Any]) -> None:
     """Book the model's costs since the last step. Give up after `LAST_BOOKING_S`: the server may have ended already."""
     with contextlib.suppress(TimeoutError):
@@ -101,7 +112,6 @@ def report_costs(on_progress: OnProgress, ledger: Ledger) -> None:
 
 MANY_FAULTS = 0.25
 """Share of policy faults that counts as a reason for a bad result."""
-_NO_SPREAD = "all rewards of each group were equal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +141,10 @@ class Course:
     """Step at which the training should end."""
     reports: Sequence[StepReport]
     """The steps that this call tried."""
+    ending: Ending = "finished"
     stopped: str = ""
     """Why the training ended early; empty if it did not."""
-    measure: str = ""
-    """Words for what `change` measures."""
-    change: Estimate | None = None
-    """Change from before the training to after it."""
+    change: HeldOutChange | None = None
     endings: Mapping[str, float] = field(default_factory=dict)
     """Share of rollouts with each kind of policy fault."""
 
@@ -172,12 +180,17 @@ def describe_untrained(course: Course) -> str:
     """Say how many steps were not trained, and why; empty if all were trained."""
     if not (count := len(course.untrained)):
         return ""
-    return f"{count} of {len(course.reports)} steps were not trained: {_NO_SPREAD} in {count}"
+    return f"{count} of {len(course.reports)} steps were not trained: {NO_SPREAD} in {count}"
 
 
 def reach_verdict(course: Course, remedies: Remedies) -> RunVerdict:
     """Judge a training by the change that it made, the steps that were not trained and the policy's faults."""
-    kind, what = _what(course)
+    kind, what = describe_end(
+        RunCourse(
+            step=course.step, num_steps=course.num_steps, num_tried=len(course.reports),
+            num_trained=course.num_trained, ending=course.ending, change=course.change,
+        )
+    )  # fmt: skip
     many_faults = course.fault_share >= MANY_FAULTS
     why = [f"The run ended early, at step {course.step} of {course.num_steps}: {course.stopped}"] * bool(course.stopped)
     to_do = []
@@ -190,22 +203,6 @@ def reach_verdict(course: Course, remedies: Remedies) -> RunVerdict:
         if len(course.untrained) > len(course.reports) / 2:
             to_do.append(remedies.no_spread)
         if not course.is_untrained and course.change is not None:
-            to_do.append(remedies.unclear if course.change.high >= 0 else "Lower --learning-rate")
+            to_do.append(remedies.unclear if course.change.difference.high >= 0 else "Lower --learning-rate")
     to_do += ["The same command continues, from the newest checkpoint"] * bool(course.stopped)
     return RunVerdict(kind=kind, what=what, why=[text for text in why if text], to_do=to_do)
-
-
-def _what(course: Course) -> tuple[VerdictKind, str]:
-    change = course.change
-    if course.is_untrained:
-        return "bad", f"Nothing was trained in {len(course.reports)} steps: {_NO_SPREAD}"
-    if change is None:
-        compared = "; no comparison with the untrained policy was made" if course.measure else ""
-        done = f"{course.num_trained} steps were trained, up to step {course.step} of {course.num_steps}"
-        return "soft", f"{done if course.reports else f'The model is at step {course.step}'}{compared}"
-    text = f"{course.measure} changed by {change.text(sign=True)}"
-    if change.low > 0:
-        return "good", f"It learnt: {course.measure} rose by {change.text(sign=True)}"
-    if change.high < 0:
-        return "bad", f"It got worse: {text}"
-    return "soft", f"No clear change: {text}"

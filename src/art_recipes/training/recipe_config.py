@@ -9,12 +9,13 @@ recipe takes the settings by name, or as a config object:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from art.config import EngineConfig, LoraConfig, ModelSettings, PipelineConfig, VllmConfig
 from art.config.base import Config
@@ -22,7 +23,11 @@ from art.costs import Ledger, Prices
 from art.errors import ConfigError
 from art.model import TrainableModel
 from art.rewards import DEFAULT_RUBRIC, JudgeSettings, Ruler, params_at
+from art.storage.labels import Notes, Tags
 from art.task import TaskDefaults
+
+_SHORT = {"lora_rank", "full_finetuning", "engine", "max_context"}
+"""Settings that say a part of `ModelSettings` in short."""
 
 
 class RecipeConfig(Config):
@@ -44,6 +49,10 @@ class RecipeConfig(Config):
     report: tuple[str, ...] | None = None
     """Trackers that get metrics, e.g. wandb or tensorboard; `none` for no tracker. By default the
     environment chooses, e.g. by WANDB_API_KEY."""
+    tags: Tags | None = None
+    """Words by which the page finds the run, in place of those that it has."""
+    notes: Notes | None = None
+    """Text about the run for its page, in place of what it has."""
     judge: str | None = None
     """Language model that scores rollouts, as litellm names it, e.g. openai/o3 or ollama_chat/qwen3:8b."""
     judge_url: str | None = None
@@ -69,8 +78,6 @@ class RecipeConfig(Config):
     """Rollouts per scenario, whose rewards are compared with each other; by default the task's number."""
     max_staleness: int = Field(default=1, ge=0)
     """Training steps that rollouts may run ahead; 0 makes rollouts and training take turns, the same in every run."""
-    evaluate: int = Field(default=0, ge=0)
-    """Held-out rollouts before and after training; 0 for no evaluation."""
     lora_rank: int = Field(default=LoraConfig().rank, ge=1, le=512)
     """Rank of the LoRA adapter that is trained."""
     full_finetuning: bool = False
@@ -79,6 +86,14 @@ class RecipeConfig(Config):
     """Engine that samples: the embedded one, or vLLM, whose environment ART_VLLM_PYTHON names."""
     max_context: int | None = Field(default=None, ge=16)
     """Most tokens of prompt and completion together; the default is the model's own limit."""
+    settings: ModelSettings | None = None
+    """All settings of adapter, engine and trainer, in place of the four above, which must be left out then."""
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if self.settings is not None and (twice := sorted(_SHORT & self.model_fields_set)):
+            raise ValueError(f"`{twice[0]}` is part of `settings`, which is given too; set it there")
+        return self
 
     @classmethod
     def complete(cls, config: Self | None, model: str | None, settings: Mapping[str, Any]) -> Self:
@@ -111,12 +126,22 @@ class RecipeConfig(Config):
             report_metrics=reported_to(self.report),
         )  # fmt: skip
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the settings for the record of the run, without values that may be keys."""
-        hidden = {"headers", "env", "base_model", "name", "project", "data_dir"}
-        return {"recipe": self.model_dump(mode="json", exclude=hidden, exclude_none=True)}
+    async def record(self, model: TrainableModel[Any, Any]) -> None:
+        """Keep the settings with the run, without values that may be keys, and give it its tags and notes."""
+        hidden = {"headers", "env", "base_model", "name", "project", "data_dir", "tags", "notes"}
+        await model.record_settings({"recipe": self.model_dump(mode="json", exclude=hidden, exclude_none=True)})
+        if self.tags is not None or self.notes is not None:
+            await asyncio.to_thread(model.set_labels, tags=self.tags, notes=self.notes)
+
+    @property
+    def serves_one_step(self) -> bool:
+        """Whether the engine holds one checkpoint at a time, which rules out a comparison with the untrained policy."""
+        settings = self.model_settings()
+        return settings.lora is None and isinstance(settings.engine, VllmConfig)
 
     def model_settings(self) -> ModelSettings:
+        if self.settings is not None:
+            return self.settings
         lora = None if self.full_finetuning else LoraConfig(rank=self.lora_rank)
         if self.engine != "vllm":
             return ModelSettings(lora=lora, engine=EngineConfig(max_context=self.max_context))
@@ -157,9 +182,8 @@ class RecipeConfig(Config):
 
     def pace(self, defaults: TaskDefaults) -> PipelineConfig:
         """Return how far rollouts run ahead, with groups and steps of a task's sizes."""
-        one_policy = self.full_finetuning and self.engine == "vllm"  # its engine holds the newest only
         return PipelineConfig(
-            max_staleness=self.max_staleness, in_flight="switch" if one_policy else "finish",
+            max_staleness=self.max_staleness, in_flight="switch" if self.serves_one_step else "finish",
             groups_per_step=defaults.groups_per_step, rollouts_per_group=defaults.rollouts_per_group,
         )  # fmt: skip
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from art.errors import BudgetError, ConfigError
+from art.errors import BudgetError, ConfigError, TrainingError
 from art.local_backend import LocalBackend
 from art.metrics.scores import Estimate, estimate_change
+from art.metrics.verdicts import Ending, HeldOutChange
 from art.model import TrainableModel
 from art.rewards import GroupScorer
 from art.task import Task, draw_scenarios, get_task
@@ -25,6 +27,7 @@ from art_recipes.training.progress import (
     book_last,
     log_progress,
     reach_verdict,
+    record_end,
     report_costs,
     report_verdict,
 )
@@ -43,14 +46,16 @@ class TaskTrainingConfig(RecipeConfig):
     """Settings of `art.recipes.train`, which trains a model on a task."""
 
     steps: int | None = Field(default=None, ge=0)
-    """Step up to which the model is trained, by default the task's number; 0 with --evaluate measures only."""
+    """Step up to which the model is trained, by default the task's number; 0 with --held-out measures only."""
+    held_out: int = Field(default=0, ge=0)
+    """Held-out rollouts before and after training; 0 for no evaluation."""
     rubric: str | None = None
     """What the judge is told is good, in prose; by default the task's `rubric`, or `art.rewards.DEFAULT_RUBRIC`."""
 
     @model_validator(mode="after")
     def _check_steps(self) -> Self:
-        if self.steps == 0 and not self.evaluate:
-            raise ValueError("`steps` = 0 trains nothing; give 1 or more, or `evaluate` to measure only")
+        if self.steps == 0 and not self.held_out:
+            raise ValueError("`steps` = 0 trains nothing; give 1 or more, or `held_out` to measure only")
         return self
 
 
@@ -101,8 +106,9 @@ async def train(
     if config.judge is not None:
         scorer = GroupScorer(config.make_judge(run.model.costs, rubric=config.rubric or task.rubric))
     async with backend or LocalBackend(path=config.data_dir) as backend:
+        on_progress(Progress("starting server, engine and trainer", "busy"))
         await run.model.register(backend)
-        await run.model.record_settings(config.to_record())
+        await config.record(run.model)
         return await run.train(scorer)
 
 
@@ -130,13 +136,17 @@ async def train_steps(
 ) -> None:
     """Train a model up to the last step. Each step is appended to `reports` and reported as progress."""
     defaults = config.loop_defaults(task.defaults)
+    num_steps = defaults.num_steps
 
     def on_step(report: StepReport) -> None:
         reports.append(report)
-        on_progress(Progress(f"step {report.step:>4}/{defaults.num_steps}  {report.line(task.headline_metric)}"))
+        text = f"step {report.step:>4}/{num_steps}  {report.line(task.headline_metric)}"
+        on_progress(Progress(text, part="steps", done=report.step, total=num_steps))
 
+    first = await step_to_report(model)
+    on_progress(Progress(f"training from step {first} to {num_steps}", "busy", "steps", first, num_steps))
     await train_task(
-        model, task, defaults, num_steps=defaults.num_steps, seed=config.seed, on_step=on_step, score=scorer,
+        model, task, defaults, num_steps=num_steps, seed=config.seed, on_step=on_step, score=scorer,
         pace=config.pace(defaults),
     )  # fmt: skip
 
@@ -153,17 +163,19 @@ class _Run:
     async def train(self, scorer: GroupScorer | None) -> TaskTrainingResult:
         first, num_steps = await step_to_report(self.model), self.config.loop_defaults(self.task.defaults).num_steps
         before = after = change = verdict = None
-        is_over_budget = False
+        ending: Ending = "finished"
+        is_over_budget, stopped = False, ""
+        self.model.merge_state({"end": None})  # this call goes on where an earlier one ended
         self.on_progress(Progress(f"{self.model.get_inference_name()} is at step {first} of {num_steps}"))
-        if self.config.evaluate and not self.task.needs_judge:
-            if first == 0:
-                before = await self._evaluate("before")
-            elif (before := logged_evaluation(self.model, self.task, step=0)) is not None:
-                self._report("before", before)
         try:
+            if self.config.held_out and not self.task.needs_judge:
+                if first == 0:
+                    before = await self._evaluate("before")
+                elif (before := logged_evaluation(self.model, self.task, step=0)) is not None:
+                    self._report("before", before)
             if num_steps:
                 await train_steps(self.model, self.config, self.task, scorer, self.on_progress, self.reports)
-            if not self.config.evaluate or first == num_steps == 0:
+            if not self.config.held_out or first == num_steps == 0:
                 pass
             elif self.task.needs_judge and scorer is not None:
                 comparison = await self._compare(scorer)
@@ -174,19 +186,31 @@ class _Run:
             else:
                 after = await self._evaluate("after")
         except BudgetError as error:
-            is_over_budget, step = True, await self.model.get_step()
+            is_over_budget, ending, stopped, step = True, "stopped", error.message, await self.model.get_step()
             self.on_progress(Progress(f"Stopped at step {step}: {error}. Every finished step is kept"))
+        except asyncio.CancelledError:
+            ending, stopped = "stopped", "it was interrupted"
+            raise
+        except TrainingError as error:  # nothing more could be learnt
+            ending, stopped = "stopped", str(error)
+            raise
+        except Exception as error:
+            ending, stopped = "failed", str(error)
+            raise
         finally:
-            if change is None and before is not None and after is not None:
-                change = estimate_change(before.scores, after.scores)
-            if self.reports or change is not None:
+            held_out = None
+            if before is not None and after is not None:
+                change = change or estimate_change(before.scores, after.scores)
+                measure = f"{self.task.headline_metric} on held-out rollouts"
+                held_out = HeldOutChange(measure=measure, before=before.mean, after=after.mean, difference=change)
+            if self.reports or held_out is not None or ending != "finished":
                 course = Course(
                     step=self.reports[-1].step if self.reports else first, num_steps=num_steps, reports=self.reports,
-                    change=change,
-                    measure="" if change is None else f"{self.task.headline_metric} on held-out rollouts",
+                    ending=ending, stopped=stopped, change=held_out,
                 )  # fmt: skip
                 verdict = reach_verdict(course, Remedies())
                 report_verdict(self.on_progress, verdict)
+                record_end(self.model, ending, course.step, verdict)
             await book_last(self.model)
             report_costs(self.on_progress, self.model.costs)
         return TaskTrainingResult(
@@ -196,27 +220,33 @@ class _Run:
 
     async def _compare(self, scorer: GroupScorer) -> CheckpointComparison:
         """Have the judge score held-out rollouts from before and after training together, on one scale."""
-        scenarios = draw_scenarios(self.task, "test", seed=self.config.seed, count=self.config.evaluate)
-        rollouts = math.ceil(self.config.evaluate / len(scenarios))
+        scenarios = draw_scenarios(self.task, "test", seed=self.config.seed, count=self.config.held_out)
+        rollouts = math.ceil(self.config.held_out / len(scenarios))
         return await compare_checkpoints(
             self.model, self.task, scenarios, before=0, after=await self.model.get_step(), rollouts=rollouts,
             score=scorer,
         )  # fmt: skip
 
     async def _evaluate(self, when: str) -> Evaluation:
-        count = self.config.evaluate
+        count = self.config.held_out
 
         def on_rollout(num_ended: int) -> None:
             if num_ended % math.ceil(count / 20) == 0:
-                self.on_progress(Progress(f"{num_ended} of {count} held-out rollouts {when} training", "busy"))
+                part = f"held-out rollouts {when} training"
+                self.on_progress(Progress(f"{num_ended} of {count} {part}", "busy", part, num_ended, count))
 
+        on_rollout(0)
         evaluation = await evaluate(self.model, self.task, count=count, seed=self.config.seed, on_rollout=on_rollout)
         await self.model.log(evaluation.trajectories, split="test")
+        step = await self.model.get_step()
+        logged = logged_evaluation(self.model, self.task, step=step)
+        if logged is not None and (step or when == "before"):  # an earlier call may have measured this checkpoint too
+            evaluation = replace(evaluation, mean=logged.mean, interval=logged.interval, scores=logged.scores)
         self._report(when, evaluation)
         return evaluation
 
     def _report(self, when: str, evaluation: Evaluation) -> None:
         low, high = evaluation.interval
-        rollouts = f"{len(evaluation.trajectories)} held-out rollouts {when} training"
+        rollouts = f"{len(evaluation.scores)} held-out rollouts {when} training"
         value = f"{evaluation.mean:.3f} (95 %: {low:.3f} to {high:.3f})"
         self.on_progress(Progress(f"{self.task.headline_metric} on {rollouts}: {value}"))

@@ -26,6 +26,7 @@ from art.storage.history import means_by_step
 from art.storage.layout import DataDir, ModelPaths
 from art.storage.trajectories import read_groups
 from art.task import Scenario, Split, Task, TaskDefaults, draw_scenarios
+from art.task.names import read_tiny_model
 from art.trajectory import Trajectory, TrajectoryGroup
 
 MAX_FAULT_RATE = 0.5
@@ -130,17 +131,15 @@ async def evaluate(
 
 
 def logged_evaluation(model: TrainableModel, task: Task, *, step: int, split: Split = "test") -> Evaluation | None:
-    """Return the evaluation of a checkpoint from the model's log; `None` if there is none.
-
-    Of several rollouts of a scenario the last one counts.
-    """
+    """Return all logged held-out rollouts of a checkpoint as one evaluation, as the page does; `None` without any."""
     path = _paths_of(model).trajectories(split, step)
-    rollouts: dict[object, Trajectory] = {}
+    rollouts: list[Trajectory] = []
     for group in read_groups(path) if path.exists() else ():
         for trajectory in group:
             own_id = group.metadata.get("scenario_id") or f"unknown {len(rollouts)}"
-            rollouts[trajectory.metadata.setdefault("scenario_id", own_id)] = trajectory
-    return _evaluation_of(task, list(rollouts.values())) if rollouts else None
+            trajectory.metadata.setdefault("scenario_id", own_id)
+            rollouts.append(trajectory)
+    return _evaluation_of(task, rollouts) if rollouts else None
 
 
 def _evaluation_of(task: Task, trajectories: list[Trajectory]) -> Evaluation:
@@ -182,7 +181,8 @@ async def train_task(
     model.merge_state({"num_steps": num_steps})  # the page tells from it when the run will end
     options = task.options.model_dump(mode="json")
     about = {"name": task.name, "options": options, "headline_metric": task.headline_metric}
-    await model.record_settings({"task": about})
+    made = read_tiny_model(model.base_model)
+    await model.record_settings({"task": about} | ({} if made is None else {"tiny_model": made}))
     defaults, first = defaults.for_base_model(model.base_model), await model.get_step()
     size, pace = defaults.groups_per_step, pace or PipelineConfig(max_staleness=0)
 

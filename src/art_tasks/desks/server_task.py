@@ -179,7 +179,7 @@ def judge_case(case: Case, transcript: DeskTranscript, rows: list[dict[str, Any]
     results = [(call, result) for call, result in transcript.calls if not result.startswith("Error")]
     looked = any(call == case.job.call or mentions(result, case.answer) for call, result in results)
     num_failed, summary = len(transcript.calls) - len(results), transcript.summary
-    is_right = says(summary, case.answer, room=_ROOM) and not _lists_numbers(summary or "", case)
+    is_right = says(summary, case.answer, room=_ROOM) and not _says_more(summary or "", case)
     if summary is None:
         outcome, why = "no_answer", "it gave no answer"
     elif rows == case.end and is_right and (looked or case.changes):
@@ -200,16 +200,23 @@ def judge_case(case: Case, transcript: DeskTranscript, rows: list[dict[str, Any]
     return CaseVerdict(outcome=outcome, parts=parts, why=why)
 
 
-def _lists_numbers(summary: str, case: Case) -> bool:
-    """Whether a summary has more than one number which is neither the answer nor in the task.
+def _says_more(summary: str, case: Case) -> bool:
+    """Whether a summary has another number, or another row's value of the field that answers, unless the task names it.
 
-    Otherwise an agent could list all that a tool returned, and the answer would always be there.
+    Otherwise price and stock together would answer both questions, and the names of all categories any question for
+    one: an agent that reads neither the question nor the result would be right.
     """
 
     def numbers(text: str) -> set[str]:
         return {number.removesuffix(".0") for number in re.findall(r"(?<![\w-])\d+(?:[.:-]\d+)*", text)}
 
-    return len(numbers(summary) - numbers(case.answer) - numbers(case.job.task)) > 1
+    rows = [*case.start, *case.end]
+    fields = {field for row in rows for field, value in row.items() if value == case.answer}
+    others = {row[field] for row in rows for field in fields} - {case.answer}
+    known = f"{case.answer} {case.job.task}"
+    return bool(numbers(summary) - numbers(known)) or any(
+        mentions(summary, other) and not mentions(known, other) for other in others
+    )
 
 
 # -- the servers --
@@ -280,7 +287,7 @@ def _result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 # -- the task --
 
-CALL_SKILL, ANSWER_SKILL = 0.8, 0.4
+CALL_SKILL, ANSWER_SKILL = 0.8, 0.6
 """Probabilities in the warm start's play that a call is right, and that the right line of its result is read."""
 WITH_TOOLS = 0.2
 """Share of the play that shows the tool descriptions, which are most of a conversation's tokens."""
@@ -403,12 +410,12 @@ class ServerTask(Task):
         return Conversation(messages=messages, tools=self.server.tool_schemas if rng.random() < WITH_TOOLS else None)
 
     def _drill(self, rng: random.Random) -> Conversation:
-        """Make short exchanges: a task and its call, sometimes with the result and the answer."""
+        """Make short exchanges: a task and its call, with the result and the answer unless it needs several calls."""
         messages: list[Any] = []
-        for _ in range(3):
+        for _ in range(2):
             case = self._case(self._draw_inputs("train", rng)["case"])
             messages += [{"role": "user", "content": case.job.task}, said(case.job.calls[0])]
-            if rng.random() < 0.5 and not case.job.before:
+            if not case.job.before:
                 with self.server.states.using(self.open_state(case.start)):
                     result = self.server.call(*case.job.call)
                 messages += [returned(result), said(("complete_task", {"summary": case.job.answer(result)}))]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
+import types
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -208,6 +210,24 @@ async def test_functions_that_workers_cannot_import_are_refused_before_anything_
             rollout=lambda model, scenario: worker_rollouts.waits(0),
         )  # fmt: skip
     assert worker_rollouts.logged(tmp_path, "good") == []
+
+
+async def test_a_function_that_only_the_script_can_import_is_refused_by_the_worker(
+    workers: RayWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("only_here")
+    exec("import art\nasync def rollout():\n    return art.Trajectory()", module.__dict__)
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"No module named 'only_here'.*install what it imports there"):
+        await workers.run(module.rollout)
+    assert time.monotonic() - began < 10
+
+
+async def test_a_node_with_another_version_is_named(workers: RayWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_workers, "VERSION", "0.0.1")  # of the script; the node has its own
+    with pytest.raises(ConfigError, match=r"the node .* has ART .*, and the script has 0\.0\.1: install the same"):
+        await RayWorkers(1, cpus=0.5).run(worker_rollouts.length, "a")
 
 
 async def test_more_workers_than_there_is_room_for_are_refused_at_once() -> None:

@@ -21,7 +21,8 @@ def test_they_are_listed_with_the_newest_first(viewer: Viewer, data_dir: DataDir
     assert [line.id for line in answer.comparisons] == ["new", "old"]
     assert answer.unreadable == ["broken"]
     line = answer.comparisons[0]
-    assert (line.best, line.models) == ("strong", ["weak", "strong", "down"])
+    assert (line.best, line.reference) == ("strong", "weak")
+    assert [row.label for row in line.models] == ["weak", "strong", "down"]
 
 
 def test_one_has_its_numbers_and_remarks(viewer: Viewer, data_dir: DataDir) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from art.server.call import PAGE_HEADERS
-from art_page.page import CONTENT_TYPES, page_files
+from art_page.bundle import join_modules, page_files, read_sources
 from tests.support.page import OPERATOR, Browser, open_browser
 
 KEY = {"authorization": f"Bearer {OPERATOR}"}
@@ -31,15 +31,14 @@ async def test_the_page_and_every_file_that_it_names(browser: Browser) -> None:
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.headers["cache-control"] == "no-cache"
     addresses = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
-    assert len(addresses) >= 4
+    assert [address.rpartition("/")[2] for address in addresses] == ["icon.svg", "page.css", "page.js"]
     for address in addresses:
-        response = await http.get(f"/{address}")
-        assert response.status_code == 200, address
-        assert "immutable" in response.headers["cache-control"]
-        for imported in re.findall(r'^import .* from "(.+)";$', response.text, re.MULTILINE):
-            module = await http.get(response.url.join(imported).path)
-            assert module.status_code == 200, imported
-            assert module.headers["content-type"] == "text/javascript; charset=utf-8"
+        for encoding in ("identity", "gzip"):
+            response = await http.get(f"/{address}", headers={"accept-encoding": encoding})
+            assert response.status_code == 200, address
+            assert "immutable" in response.headers["cache-control"]
+            assert response.headers.get("content-encoding", "identity") == encoding
+            assert response.content == page_files().content[address.rpartition("/")[2]]
     assert (await http.get("/", headers={"if-none-match": page.headers["etag"]})).status_code == 304
 
 
@@ -75,13 +74,27 @@ async def test_only_the_files_of_the_page_are_sent(browser: Browser) -> None:
 
 def test_what_is_packaged() -> None:
     """The page is small, and nothing lies beside it that is no part of it."""
-    content = page_files().content
-    assert sum(len(zlib.compress(data)) for data in content.values()) < MAX_BYTES  # as it is in the wheel
-    assert {name[name.rindex(".") :] for name in content} <= CONTENT_TYPES.keys()
+    sources, script = read_sources(), page_files().content["page.js"].decode()
+    assert sum(len(zlib.compress(data)) for data in sources.values()) < MAX_BYTES  # as it is in the wheel
     folder = Path(str(files("art_page").joinpath("static")))
     on_disk = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert on_disk == content.keys()
-    assert all(name.count("/") <= 1 for name in content)
+    assert on_disk == sources.keys()
+    assert all(f"\n// {name}\n" in script for name in sources if name.endswith(".js") and "/vendor/" not in f"/{name}")
+
+
+def test_modules_are_joined_in_the_order_in_which_they_need_each_other() -> None:
+    sources = {
+        "main.js": 'import { one, two as second } from "./a/b.js";\nimport { c } from "./c.js";\ncheck(one(), second, c);',
+        "a/b.js": 'import { c } from "../c.js";\nexport function one() { return c; }\nexport const two = 2;',
+        "c.js": "export const c = 3;",
+    }
+    script = join_modules(sources)
+    assert script.index("// c.js") < script.index("// a/b.js") < script.index("// main.js")
+    assert script.count("// c.js") == 1
+    assert "const { one, two: second } = module1;" in script
+    assert "return { one, two };" in script
+    with pytest.raises(ValueError, match=r"c\.js imports itself: main\.js -> c\.js -> c\.js"):
+        join_modules({"main.js": 'import { c } from "./c.js";', "c.js": 'import { c } from "./c.js";'})
 
 
 async def test_an_answer_that_did_not_change_is_not_sent_again(browser: Browser) -> None:

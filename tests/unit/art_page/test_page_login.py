@@ -77,6 +77,22 @@ async def test_a_session_may_do_what_its_key_may(browser: Browser) -> None:
     assert (await http.post("/api/models/b/agent/fork", json=FORK)).status_code == 403
 
 
+async def test_labels_need_a_key_that_may_train_and_a_request_of_the_page(browser: Browser) -> None:
+    path = "/view/api/runs/a/agent/labels"
+    _, reader = browser.keys.create("reader", project="a", scopes=["infer"])
+    http = await browser.logged_in(reader)
+    assert (await http.post(path, json={"star": True})).status_code == 403
+    _, trainer = browser.keys.create("trainer", project="a", scopes=["infer", "train"])
+    http = await browser.logged_in(trainer)
+    answer = await http.post(path, json={"tags": ["baseline"]})
+    assert (answer.status_code, answer.json()["tags"]) == (200, ["baseline"])
+    assert (await http.post(path, json={"tags": ["a,b"]})).status_code == 400
+    assert (await http.post("/view/api/runs/b/agent/labels", json={"star": True})).status_code == 403
+    assert (await http.post(path, json={"star": True}, headers={"origin": "http://evil.example"})).status_code == 403
+    del http.headers["x-art-page"]
+    assert (await http.post(path, json={"star": True})).status_code == 403
+
+
 async def test_a_cookie_opens_only_what_the_page_needs(browser: Browser) -> None:
     http = await browser.logged_in(OPERATOR)
     chat = {"model": "a/agent", "messages": [{"role": "user", "content": "hi"}]}

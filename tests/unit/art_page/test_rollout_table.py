@@ -36,6 +36,26 @@ def test_pages_follow_each_other_without_gaps(logged: Viewer) -> None:
     assert [row.step for row in whole.rows] == [3] * 10 + [2] * 8 + [1] * 8
 
 
+def test_the_numbers_of_the_task_are_shown_sorted_and_filtered(viewer: Viewer, data_dir: DataDir) -> None:
+    numbers = [{"win": 1.0, 'odd "$.name': 3.0}, {"win": 0.0, "moves": 2}, {"win": 1.0, "moves": 9}]
+    group = TrajectoryGroup([rollout(0.5, metrics=metrics) for metrics in numbers])
+    log(data_dir, [group], step=1)
+    listed = rows(viewer)
+    assert listed.metrics == ["moves", 'odd "$.name', "win"]
+    assert [row.metrics for row in listed.rows] == numbers
+
+    def found(**query: object) -> list[int]:
+        return [row.index for row in rows(viewer, **query).rows]
+
+    assert found(metric="win", min_metric=1) == [0, 2]
+    assert found(metric="moves", max_metric=2) == [1]
+    assert found(metric='odd "$.name', min_metric=3) == [0]
+    assert found(metric="win' OR 1", min_metric=0) == []
+    assert found(sort="metric", sort_metric="moves") == [2, 1, 0]
+    assert found(sort="metric", sort_metric="moves", descending=False) == [1, 2, 0]
+    assert rows(viewer, metric="win", min_metric=1).total == 2
+
+
 def test_a_row_has_the_rewards_of_its_group(logged: Viewer) -> None:
     listed = rows(logged, step=2, sort="reward", limit=1000).rows
     assert {(row.group, *(row.group_rewards or [])) for row in listed} == {

@@ -132,8 +132,22 @@ async def test_another_way_to_the_answer_counts_and_a_list_of_numbers_does_not()
     solved = await done(task, scenario, [listed, summary(f"There are {case.answer} in stock.")])
     assert solved.reward == 1.0, solved.metadata["why"]
     product = next(row for row in case.start if row["sku"] in case.job.task)
-    everything = f"price {product['price']}, stock {product['stock']}, order at {product['reorder_at'] + 0.5}"
-    assert (await done(task, scenario, [listed, summary(everything)])).metrics["unsolved"] == 1
+    both = f"price {product['price'] + 0.5}, stock {product['stock']}"
+    assert (await done(task, scenario, [listed, summary(both)])).metrics["unsolved"] == 1
+
+
+async def test_a_list_of_all_categories_is_no_answer() -> None:
+    task = get_task("inventory")
+    assert isinstance(task, ServerTask)
+    scenario = next(
+        s for s in task.scenarios("val", seed=0, count=200) if s.inputs["task"].startswith("Which category")
+    )
+    case = task._case(scenario.inputs["case"])
+    product = next(row for row in case.start if row["sku"] in case.job.task)
+    told = await done(task, scenario, [case.job.call, summary(f"The {product['name']} is in {case.answer}.")])
+    assert told.reward == 1.0, told.metadata["why"]
+    every = ", ".join(sorted({row["category"] for row in case.start}))
+    assert (await done(task, scenario, [case.job.call, summary(every)])).metrics["unsolved"] == 1
 
 
 async def test_states_of_rollouts_are_apart(task: ServerTask) -> None:

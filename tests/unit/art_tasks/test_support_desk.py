@@ -42,6 +42,12 @@ async def test_reward(answer: str, reward: float, right: int) -> None:
     assert "billing is right" in str(got.metadata["why"]) or right
 
 
+async def test_scores_by_the_messages_alone_have_the_order_of_the_rewards() -> None:
+    answers = ("billing", "shipping", "billing or shipping")
+    scores = [SupportDesk().score_messages((await answered(answer)).messages()) for answer in answers]  # type: ignore[arg-type]
+    assert scores == [0.9, 0.3, 0.1]
+
+
 async def test_the_player_is_right() -> None:
     task = SupportDesk()
     for scenario in task.scenarios("test", seed=1, count=8):

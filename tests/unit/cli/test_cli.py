@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from rich.progress import Progress
 
 from art.cli.main import StderrHandler, main
 from art.config import VllmConfig
+from art.errors import ConfigError
+from art.model import TrainableModel
 from art.recipes import AutoConfig, McpRlConfig, RecipeConfig, TaskTrainingConfig
+from art.storage.labels import read_labels
+from art.storage.layout import DataDir
 from art_recipes import auto_command, mcp_rl_command, train_command
 from art_recipes.arguments import config_of
 
@@ -48,7 +53,7 @@ def test_vllm_gets_whole_weights_where_all_are_trained(option: str, weights: str
     [
         (auto_command.add_options, AutoConfig, {"what", "out", "write_only"}),
         (mcp_rl_command.add_options, McpRlConfig, {"server", "out", "header", "server_env"}),
-        (train_command.add_options, TaskTrainingConfig, {"task", "task_options", "json"}),
+        (train_command.add_options, TaskTrainingConfig, {"task", "task_options", "json", "seeds"}),
     ],
 )
 def test_every_setting_of_a_recipe_is_an_option_with_help(
@@ -66,7 +71,7 @@ def test_every_setting_of_a_recipe_is_an_option_with_help(
     ("options", "complaint"),
     [
         (["--steps", "-3"], "`--steps` must be greater than or equal to 0, got -3"),
-        (["--steps", "0"], "`--steps` = 0 trains nothing; give 1 or more, or `--evaluate` to measure only"),
+        (["--steps", "0"], "`--steps` = 0 trains nothing; give 1 or more, or `--held-out` to measure only"),
         (["--learning-rate", "-1"], "`--learning-rate` must be greater than 0, got -1.0"),
         (["--groups", "0"], "`--groups` must be greater than or equal to 1, got 0"),
         (["--rollouts", "1"], "`--rollouts` must be greater than or equal to 2, got 1"),
@@ -86,6 +91,63 @@ def test_numbers_that_an_option_cannot_have_are_refused_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def read(*options: str) -> TaskTrainingConfig:
+    parser = argparse.ArgumentParser()
+    train_command.add_options(parser)
+    return config_of(TaskTrainingConfig, parser.parse_args(["tic_tac_toe", *options]))
+
+
+def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> None:
+    toml = 'steps = 9\ngroups = 3\njudge_price = [1, 2.5]\nreport = ["wandb"]\n[settings.trainer]\nnum_processes = 2\n'
+    config = read("--settings", write(tmp_path / "a.toml", toml), "--steps", "5")
+    assert (config.steps, config.groups, config.judge_price, config.report) == (5, 3, (1, 2.5), ("wandb",))
+    assert config.model_settings().trainer.num_processes == 2
+    assert read("--settings", write(tmp_path / "a.json", '{"steps": 9, "engine": "vllm"}')).steps == 9
+    merged = '{"settings": {"lora": null, "engine": {"kind": "vllm", "weights": "merged"}}}'
+    assert read("--settings", write(tmp_path / "b.json", merged)).serves_one_step
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("a.toml", "groups =\nsteps = 9", "a.toml is not valid: Invalid value (at line 1, column 9)"),
+        ("a.json", '{"steps": 9,\n}', "a.json is not valid: Expecting property name enclosed in double quotes: line 2"),
+        ("a.json", "[1]", "a.json: expected settings by name"),
+        ("a.yaml", "steps: 9", "a.yaml: expected a file in TOML or JSON"),
+        ("a.toml", "step = 9", "a.toml: `step` is no setting of TaskTrainingConfig; did you mean `steps`?"),
+        ("a.toml", "groups = 0", "a.toml: `groups` must be greater than or equal to 1, got 0"),
+        ("a.toml", "[settings.engine]\nmax_contxt = 9", "did you mean `max_context`?"),
+        ("a.toml", "lora_rank = 8\n[settings.lora]\nrank = 8", "`lora_rank` is part of `settings`, which is given too"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        read("--settings", write(tmp_path / name, text))
+
+
+async def test_a_run_gets_its_labels_when_it_begins(tmp_path: Path) -> None:
+    model = TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    paths = DataDir(tmp_path).model("p", "m")
+    await read("--tag", "baseline", "--tag", "first try", "--notes", "before").record(model)
+    assert (read_labels(paths).tags, read_labels(paths).notes) == (["baseline", "first try"], "before")
+    await read("--notes", "after").record(model)
+    assert (read_labels(paths).tags, read_labels(paths).notes) == (["baseline", "first try"], "after")
+    await read().record(model)
+    assert read_labels(paths).notes == "after"
+    with pytest.raises(ConfigError, match="`--tag"):
+        read("--tag", "a,b")
+
+
+def test_a_mistake_on_the_command_line_is_not_one_in_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^`--groups` must be"):
+        read("--settings", write(tmp_path / "a.toml", "steps = 9"), "--groups", "0")
+
+
 @pytest.mark.parametrize(
     "command",
     [["demo", "--task", "yes_no_maybe"], ["auto", "say yes", "--model", "m"], ["mcp-rl", "s", "--model", "m"]],
@@ -97,6 +159,6 @@ def test_other_commands_that_train_refuse_them_too(
     assert main([*command, "--steps", "0"]) == 1
     assert "`--steps` must be greater than or equal to 1, got 0" in capsys.readouterr().err
     if command[0] == "demo":
-        assert main([*command, "--games", "0"]) == 1
-        assert "`--games` must be 1 or more, got 0" in capsys.readouterr().err
+        assert main([*command, "--held-out", "0"]) == 1
+        assert "`--held-out` must be 1 or more, got 0" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx2
@@ -18,14 +19,17 @@ import art.cli
 from art.cli import server, status
 from art.cli.main import main
 from art.cli.output import EXIT_PIPE
+from art.client import terminal
 from art.client.client import ServerClient
+from art.client.terminal import ProgressLine
 from art.protocol.training import JobStatus
 from art.rewards import judge_client
 from art.storage.keys import KeyStore
 from art.storage.trajectories import append_groups
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes import judge_command as judge
-from art_recipes.screen import Screen, print_page_line, progress_bar
+from art_recipes.screen import ProgressPrinter, Screen, print_page_line
+from art_recipes.training.progress import Progress
 from tests.support.fake_art_server import FakeArtServer
 
 COMMANDS = sorted(Path(art.cli.__file__).parent.rglob("*.py"))
@@ -43,8 +47,6 @@ def test_foreign_text_is_shown_as_it_is() -> None:
     table.add_column(FOREIGN)
     table.add_row(FOREIGN)
     screen.print(table)
-    with screen.status(FOREIGN) as spinner:
-        assert str(spinner.renderable.text) == FOREIGN  # type: ignore[attr-defined]
     plain = Text.from_ansi(shown.getvalue()).plain
     assert plain.count(FOREIGN) >= 4
 
@@ -97,28 +99,73 @@ def test_keys_may_be_made_before_the_first_start_of_a_named_folder(
 # -- a file in place of a terminal, and a program that is not on PATH --
 
 
-@pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_progress_bar_is_shown_in_a_terminal_only(is_terminal: bool) -> None:
-    console = Screen(file=io.StringIO(), force_terminal=is_terminal, width=60)
-    with progress_bar(console, "line") as progress:
-        bar = progress.add_task("training", total=2, line="")
-        progress.update(bar, completed=2, line="reward 0.5")
-        progress.console.print("step 2")
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
-    assert ("training" in shown) == is_terminal
-    assert is_terminal or shown == "step 2\n"
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_one_line_that_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(terminal, "RENEWAL_S", 0.01)
+    monkeypatch.setattr("sys.stderr", shown := Terminal())
+    screen = Screen(file=shown, width=60)
+    with ProgressLine("steps") as line:
+        line.update(3, 30, "reward \x1b[31m 0.5 and a long tail")
+        while "steps" not in shown.getvalue():
+            time.sleep(0.01)
+        screen.print("step 3", highlight=False)
+    renewed = shown.getvalue().split("\r")[1]
+    assert len(renewed) == 39, "it fits into the terminal"
+    assert "steps 3/30, 0 s left  reward ?[31m" in renewed
+    assert "step 3\n" in shown.getvalue()
+
+
+def test_without_a_terminal_a_line_is_printed_where_nothing_else_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "SILENCE_S", 0.2)
+    with ProgressLine("steps") as line, ProgressLine(""):
+        line.update(3, 30)
+        time.sleep(0.3)
+        assert capsys.readouterr().err == "", "the inner line is the one that is shown, and has nothing to say"
+    with ProgressPrinter(Screen()) as printer:
+        for step in range(1, 6):
+            printer(Progress(f"step {step}", part="steps", done=step, total=30))
+            time.sleep(0.1)
+        printed = capsys.readouterr()
+        assert (printed.out.splitlines(), printed.err) == ([f"step {step}" for step in range(1, 6)], "")
+        time.sleep(0.45)
+    assert re.fullmatch(r"steps 5/30, \d s left\n(steps 5/30, \d s left\n)?", capsys.readouterr().err)
+
+
+def test_what_is_left_is_told_by_the_pace_since_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    line = ProgressLine()
+    line.begin("steps", 10, 30)
+    assert line.text() == "steps 10/30", "steps of an earlier call have no pace"
+    now = 100.0
+    line.update(12, 30)
+    assert line.text() == "steps 12/30, 15 min left"
+    now = 400.0
+    assert line.text() == "steps 12/30, 10 min left"
+    line.begin("export")
+    now = 430.0
+    assert line.text() == "export, 30 s"
+    now += 3700.0
+    assert line.text() == "export, 1 h 2 min"
 
 
 def test_a_warm_start_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("art_recipes.tiny_model_command.SILENCE_S", 0.0)
-    assert main(["tiny-model", str(tmp_path / "tiny"), "--task", "yes_no_maybe", "--warm-start-steps", "2"]) == 0
-    first, one, two, _ = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(terminal, "SILENCE_S", 0.01)
+    assert main(["tiny-model", str(tmp_path / "tiny"), "--task", "yes_no_maybe", "--warm-start-steps", "9"]) == 0
+    printed = capsys.readouterr()
+    first, _ = printed.out.splitlines()
     assert first.endswith(": a warm start of about a minute on an idle core")
-    assert re.fullmatch(r"warm start, step 1/2  loss \d\.\d{3}  \d+\.\d s left", one)
-    assert two.startswith("warm start, step 2/2")
+    assert re.search(r"^warm start \d/9, \d s left  loss \d\.\d{3}$", printed.err, re.MULTILINE)
 
 
 def test_the_command_for_the_page_can_be_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ TASK = "tests.support.parity:Parity"
 def test_a_table_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ScriptedServer(Server()) as good, ScriptedServer(Server(skill=0.5)) as weak:
         code = main(
-            ["compare", TASK, "--models", f"good={good.base_url},weak={weak.base_url}", "--games", "20",
+            ["compare", TASK, "--models", f"good={good.base_url},weak={weak.base_url}", "--held-out", "20",
              "--price", "weak=1,2", "--data-dir", str(tmp_path)]
         )  # fmt: skip
     out = capsys.readouterr().out
@@ -37,7 +37,18 @@ def test_a_model_without_a_score_is_a_row_and_the_exit_code(tmp_path: Path, caps
     with ScriptedServer(Server()) as good, ScriptedServer(Server(lambda *_: failure(403, "not yours"))) as bad:
         models = [f"good={good.base_url}", f"bad={bad.base_url}"]
         code = main(
-            ["compare", TASK, "--models", *models, "--games", "10", "--concurrency", "1", "--out", str(tmp_path / "o")]
+            [
+                "compare",
+                TASK,
+                "--models",
+                *models,
+                "--held-out",
+                "10",
+                "--concurrency",
+                "1",
+                "--out",
+                str(tmp_path / "o"),
+            ]
         )
     out = capsys.readouterr().out
     assert code == EXIT_NO_SCORE
@@ -53,7 +64,7 @@ def test_a_model_without_a_score_is_a_row_and_the_exit_code(tmp_path: Path, caps
         (["--price", "nobody=1,2"], "MODEL is one of m"),
         (["--price", "m=1"], "a price is two numbers"),
         (["--price", "m=cheap,2"], "a price is two numbers"),
-        (["--games", "0"], "--games"),
+        (["--held-out", "0"], "--held-out"),
     ],
 )
 def test_wrong_options_are_said(

@@ -14,7 +14,6 @@ from art.errors import ConfigError
 from art.task import Scenario
 from art.trajectory import Trajectory, TrajectoryGroup
 from art_recipes.doctor_command import check_rollouts, check_spread, examine_task, run
-from art_recipes.screen import Screen
 from art_tasks.chat_rubric import ChatRubric
 
 
@@ -62,9 +61,9 @@ def test_a_task_in_place_of_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 async def test_a_task_that_only_a_judge_rewards_has_its_rollouts_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     task: Any = Letters(prompts="sample")
-    args = build_parser(["doctor"]).parse_args(["doctor", "./tiny", "--scenarios", "3", "--rollouts", "2"])
+    args = build_parser(["doctor"]).parse_args(["doctor", "./tiny", "--groups", "3", "--rollouts", "2"])
     nothing: Any = None
-    (check,) = await examine_task(Screen(quiet=True), args, task, nothing, nothing)
+    (check,) = await examine_task(args, task, nothing, nothing)
     assert (check.name, check.status) == ("rollouts", "ok")
 
 

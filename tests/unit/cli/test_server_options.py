@@ -69,7 +69,7 @@ def test_a_file_and_what_comes_after_it(tmp_path: Path) -> None:
         ("a.toml", "port = 70000", "`port` must be less than"),
         ("a.toml", "port = ", "is not valid"),
         ("a.toml", "data_dir = 5", "must be a path"),
-        ("a.yaml", "port: 1", "expected a file in TOML, whose name ends in .toml"),
+        ("a.yaml", "port: 1", "expected a file in TOML or JSON"),
     ],
 )
 def test_wrong_files(tmp_path: Path, name: str, text: str, told: str) -> None:

@@ -613,6 +613,8 @@ async def test_settings_of_a_run_are_recorded_without_secrets(
         "--steps",
         "4",
         "--token=t0ken",
+        "-o",
+        "search_key=s3arch",
     ]
     monkeypatch.setattr(sys, "argv", words)
     run_settings.describe_program.cache_clear()
@@ -624,9 +626,13 @@ async def test_settings_of_a_run_are_recorded_without_secrets(
     await model.train([group(0.0, 1.0)], learning_rate=3e-4)
     text = paths_of(model).settings.read_text()
     recorded = json.loads(text)
-    command = "train.py --api-key '[redacted]' --header 'X-Auth: ...' --steps 4 '--token=[redacted]'"
+    command = (
+        "train.py --api-key '[redacted]' --header 'X-Auth: ...' --steps 4 '--token=[redacted]' "
+        "-o 'search_key=[redacted]'"
+    )
     assert recorded["program"]["command"] == command
     assert recorded["program"]["python"].startswith("3.")
+    assert recorded["machine"].keys() == {"host", "system", "cores", "memory_gb", "gpus"}
     assert recorded["training"]["learning_rate"] == 3e-4
     assert recorded["settings"]["lora"]["rank"] == LoraConfig().rank
-    assert not [secret for secret in ("k3y-of-mine", "s3cret", "t0ken") if secret in text]
+    assert not [secret for secret in ("k3y-of-mine", "s3cret", "t0ken", "s3arch") if secret in text]

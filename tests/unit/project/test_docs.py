@@ -29,6 +29,7 @@ PAGES = sorted(
         ROOT / "benchmarks/README.md",
         ROOT / "benchmarks/results/README.md",
         *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "skills").rglob("*.md"),
     ]
 )
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from packaging.utils import canonicalize_name
 import art
 from tools.constraints import installed_versions, requirements
 from tools.release_notes import release_notes, version_of_source
-from tools.site_hooks import on_page_markdown
+from tools.site_hooks import first_sentence, on_page_markdown, on_post_build
 
 ROOT = Path(__file__).parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -118,6 +119,32 @@ def test_links_that_leave_the_site_lead_to_the_repository(repo_url: str, shown: 
     assert on_page_markdown("[a](b.md) [README](../README.md)", page=Page, config=config) == shown
     decision = shown.replace("README.md", "docs/decisions/0001.md")
     assert on_page_markdown("[a](b.md) [README](decisions/0001.md)", page=Page, config=config) == decision
+
+
+def test_the_site_has_its_pages_for_language_models(tmp_path: Path) -> None:
+    nav = yaml.safe_load("nav:" + (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2])["nav"]
+    config = SimpleNamespace(
+        nav=nav, docs_dir=ROOT / "docs", site_dir=tmp_path, site_name="ART", site_description="trains agents",
+        site_url="https://x/",
+    )  # fmt: skip
+    on_post_build(config=config)
+    listing, whole = (tmp_path / "llms.txt").read_text(), (tmp_path / "llms-full.txt").read_text()
+    assert listing.startswith("# ART\n\n> trains agents\n\n## ")
+    assert [
+        line for line in listing.splitlines() if not re.match(r"$|# |> |## |- \[[^\]]+\]\(https://x/.+\.md\)", line)
+    ] == []
+    listed = re.findall(r"\]\(https://x/(.+?\.md)\)", listing)
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+    for page in listed:
+        text = (ROOT / "docs" / page).read_text()
+        assert (tmp_path / page).read_text() == text
+        assert text.strip() in whole
+
+
+def test_a_page_is_described_by_its_first_sentence() -> None:
+    page = "# Title\n\n    art demo\n\n<!-- a marker -->\n\nTrains [agents](x.md),\nby reward. And more.\n"
+    assert first_sentence(page) == "Trains agents, by reward."
+    assert first_sentence("# Title\n\n- a list\n") == ""
 
 
 def test_release_notes_are_the_section_of_the_version() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.learnt.baselines import measure_baselines
 from benchmarks.learnt.blocks import ROOT, pages, renewed
+from benchmarks.learnt.policies import POLICIES
 from benchmarks.learnt.process_tree import MeasuredCommand
-from benchmarks.learnt.results import HeldOut, SeedResult, Settings, TaskResults, read_all
+from benchmarks.learnt.results import Baseline, HeldOut, SeedResult, Settings, TaskResults, read_all
 from benchmarks.learnt.runs import Plan, measure
 from benchmarks.learnt.tables import block, row_of_seed, row_of_task
 
@@ -23,7 +25,7 @@ FAKE_ART = """
 import json, sys
 words = dict(zip(sys.argv[3::2], sys.argv[4::2]))
 seed = int(words["--seed"])
-assert words["--evaluate"] == "400"
+assert words["--held-out"] == "400"
 if seed == 13:
     sys.exit("no luck today")
 found = {"metric": "win", "stopped": None, "rewards": [0.1, 0.2], "headlines": [0.0, 1.0],
@@ -96,12 +98,12 @@ def test_seeds_that_ended_are_kept_when_another_fails(tmp_path: Path) -> None:
     fake = tmp_path / "fake.py"
     fake.write_text(FAKE_ART)
     plans = [Plan("game", seed, SETTINGS) for seed in (9, 13, 8)]
-    with pytest.raises(RuntimeError, match=r"(?s)art train game --evaluate 400 --seed 13 ended with.*no luck today"):
+    with pytest.raises(RuntimeError, match=r"(?s)art train game --held-out 400 --seed 13 ended with.*no luck today"):
         measure(plans, tmp_path, jobs=2, program=[sys.executable, str(fake)])
     [results] = read_all(tmp_path)
     assert [one.seed for one in results.seeds] == [8, 9]
     assert results.seeds[0].after == HeldOut(mean=0.8, low=0.7, high=0.8)
-    assert results.seeds[0].command == "art train game --evaluate 400 --seed 8"
+    assert results.seeds[0].command == "art train game --held-out 400 --seed 8"
 
 
 def test_a_seed_replaces_itself_only(tmp_path: Path) -> None:
@@ -131,13 +133,30 @@ def test_a_page_gets_the_tables_that_it_asks_for() -> None:
 
     new = renew("a\n<!-- learnt -->\nold\n<!-- /learnt -->\nb\n<!-- learnt game -->\n<!-- /learnt -->\nc\n")
     assert "old" not in new
-    assert "| game | win | 0.50 | 0.80 | 1 of 1 seeds |" in new
+    assert "| game | win |  |  |  | 0.50 | 0.80 | 1 of 1 seeds |" in new
     assert "](images/tasks/game.png)" in new
     assert "The tiny model got the form `size=3`." in new
     assert new.endswith("<!-- /learnt -->\nc\n")
     assert renew(new) == new
     with pytest.raises(ValueError, match="no results of 'chess'; there are game"):
         renew("<!-- learnt chess -->\n<!-- /learnt -->")
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+async def test_the_best_script_is_better_than_chance(name: str) -> None:
+    measured = await measure_baselines(name, count=20)
+    assert measured["rule"].mean > 0.8
+    assert measured["random"].mean < 0.75
+    assert measured["constant"].mean <= measured["rule"].mean
+
+
+def test_baselines_are_kept_beside_the_seeds(tmp_path: Path) -> None:
+    results = TaskResults.open(tmp_path, "game", SETTINGS).put(seed_result(1, 0.8), tmp_path)
+    chance = Baseline(about="any move", mean=0.1, low=0.0, high=0.2)
+    results.put_baselines(dict.fromkeys(("random", "constant", "rule"), chance), tmp_path)
+    [again] = read_all(tmp_path)
+    assert again.put(seed_result(2, 0.9), tmp_path).baselines["random"] == chance
+    assert row_of_task(again)["fixed answer"] == "0.10"
 
 
 def test_tables_in_pages_are_current() -> None:

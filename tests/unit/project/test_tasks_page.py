@@ -25,11 +25,15 @@ def seed_result(seed: int, after: float) -> SeedResult:
     )  # fmt: skip
 
 
-def test_figures_are_means_over_the_seeds() -> None:
+def test_a_card_claims_no_more_than_its_worst_seed() -> None:
     results = TaskResults(
         task="game", settings=Settings(evaluate=400), seeds=[seed_result(1, 0.9), seed_result(2, 0.6)]
     )
-    assert figures(results) == "**win 0.50 → 0.75**, learnt in 1 of 2 seeds, 1.5 minutes of CPU time."
+    assert figures(results).startswith(
+        "**win: 0.60 or more after training in each of 2 seeds** (1, 2); not shown to be learnt in seed 2. 1.5 minutes of "
+        "CPU time.\n\n| random | fixed answer | best script | before | after |"
+    )
+    assert "| 0.50 (0.50 to 0.50) | 0.75 (0.60 to 0.90) |" in figures(results)
     assert figures(None) == NOT_MEASURED
 
 

@@ -120,6 +120,30 @@ def test_replicas_divide_the_threads_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_gpus", "engine", "num_ranks", "expected"),
+    [
+        (8, {}, 2, 6),
+        (8, {"kind": "vllm", "flags": {"tensor_parallel_size": 2}}, 2, 3),
+        (1, {}, 1, 1),
+        (0, {}, 1, 1),
+        (4, {"device_indices": (1, 3)}, 1, 2),
+    ],
+)
+def test_as_many_replicas_as_there_is_room_for(
+    tmp_path: Path, num_gpus: int, engine: dict[str, Any], num_ranks: int, expected: int
+) -> None:
+    given = ModelSettings.model_validate(
+        {"engine": {"replicas": "auto", **engine}, "trainer": {"num_processes": num_ranks}}
+    )
+    assert ModelSettings.model_validate_json(given.model_dump_json()).engine.replicas == "auto"
+    hosts = Hosts(DataDir(tmp_path), ServerConfig(), machine(num_gpus))
+    hosts._of("key", "m", given)
+    (host,) = hosts.all()
+    assert len(host.engine.replicas) == expected
+    check_placement(host.placement, host.settings, machine(num_gpus))
+
+
+@pytest.mark.parametrize(
     ("devices", "engine", "message"),
     [
         (machine(2), {"replicas": 3}, "each on 1 GPU of its own, so 3 are needed, but the engine has cuda:0, cuda:1"),
@@ -276,7 +300,7 @@ def test_base_models_spread_over_the_gpus(num_gpus: int, expected: list[tuple[st
         before = hosts.placement_of(model, machine(num_gpus))
         host = hosts.of(model)
         assert (str(host.placement.engine), str(host.placement.trainer)) == (engine, trainer)
-        assert hosts.placement_of(model, machine(num_gpus)) == before == host.placement
+        assert hosts.placement_of(model, machine(num_gpus)) == before == (host.placement, host.settings)
     assert hosts.of(models[0]) is hosts.of(RegisteredModel("p", "again", "one", settings(), 0)), "nothing else to place"
 
 

@@ -77,7 +77,7 @@ async def test_a_gain_below_what_is_required_is_refused_with_the_figures(server:
     ):
         await server.promote(1, gate=Gate(require=0.4))
     with pytest.raises(
-        PromotionError, match=r"may be chance.*art promote p/agent@1 --require 0.19 --task TASK --games"
+        PromotionError, match=r"may be chance.*art promote p/agent@1 --require 0.19 --task TASK --held-out"
     ):
         await server.promote(1, gate=Gate(require=0.19))
 

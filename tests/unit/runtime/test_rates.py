@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from art.runtime.live import WINDOW_S, Rates
+from art.protocol.live import SystemHistory
+from art.runtime.live import HISTORY_POINTS, WINDOW_S, Rates, SystemFollower
 
 
 def test_rates_are_means_over_at_most_a_minute() -> None:
@@ -31,3 +32,17 @@ def test_many_viewers_do_not_make_many_samples() -> None:
     for i in range(100):
         rates.add({"a": float(i)}, now=100 + i / 100)
     assert len(rates._samples) == 1
+
+
+def test_the_last_hour_has_rates_between_points_and_no_point_before_the_first() -> None:
+    follower = SystemFollower()
+    follower.note(100, 0, 1, 7, now=1000.0)
+    assert follower.history() == SystemHistory()
+    follower.note(300, 50, 2, 8, now=1020.0)
+    follower.note(0, 50, 0, 9, now=1040.0)  # a counter never falls; if it does, nothing is known to have been sampled
+    assert follower.history() == SystemHistory(
+        at=[1020.0, 1040.0], sampled_per_s=[10.0, 0.0], trained_per_s=[2.5, 0.0], num_requests=[2, 0], rss_bytes=[8, 9]
+    )
+    for number in range(HISTORY_POINTS + 3):
+        follower.note(0, 50, 0, 9, now=2000.0 + number)
+    assert len(follower.history().at) == HISTORY_POINTS

@@ -13,7 +13,7 @@ import pytest
 from art.cli import operator
 from art.client.client import ServerClient
 from art.errors import ConfigError, InvalidRequestError, PermissionDeniedError, QuotaError
-from art.protocol.usage_report import Quota
+from art.protocol.usage_report import Quota, UsageReport
 from art.record.recorder import create_tables
 from art.record.usage_book import Amounts, UsageBook
 from art.server.answers import failure
@@ -100,6 +100,15 @@ async def test_the_table_of_usage(server: Server) -> None:
         "total 1,010 400 200 3 0.75 1.50",
         "Usage of 2026-01; quotas reset on 2026-02-01 00:00 UTC.",
     ]
+
+
+async def test_usage_for_programs(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = await server.book.report(None, None)
+    monkeypatch.setattr(operator, "ask_server", lambda url, ask: report)
+    parser = argparse.ArgumentParser()
+    operator.add_usage_options(parser)
+    assert operator.run_usage(parser.parse_args(["--json", str(tmp_path / "usage.json")])) == 0
+    assert UsageReport.model_validate_json((tmp_path / "usage.json").read_text()) == report
 
 
 def test_what_the_commands_ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

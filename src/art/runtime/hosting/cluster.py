@@ -37,6 +37,9 @@ class Cluster(Protocol):
     def launcher(self, kind: WorkerKind, name: str, settings: ModelSettings) -> Launcher:
         """Return what starts one engine or trainer there. `name` names it, as in "engine 2 of agent"."""
 
+    def replicas_beside_trainer(self, settings: ModelSettings) -> int:
+        """Return how many engines of a new model find room now, beside its trainer."""
+
     def status(self) -> dict[str, Any]:
         """Return its machines and workers, for `art status`, the page and the metrics, without waiting for them. The
         fields are those of `ClusterPart`."""
@@ -95,6 +98,9 @@ class WorkersCluster:
 
     def launcher(self, kind: WorkerKind, name: str, settings: ModelSettings) -> Launcher:
         return DoorLauncher(self._door, kind, self._folder)
+
+    def replicas_beside_trainer(self, settings: ModelSettings) -> int:
+        return sum((worker["kind"], worker["state"]) == ("engine", "waiting") for worker in self._door.status())
 
     def status(self) -> dict[str, Any]:
         return {"kind": WORKERS, "workers": self._door.status(), "num_lost": self._door.num_lost}

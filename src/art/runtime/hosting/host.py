@@ -41,8 +41,10 @@ from art.runtime.placement import (
     Placement,
     choose_placement,
     find_devices,
+    replicas_beside_trainer,
     smallest_memory,
     split_threads,
+    with_replicas,
 )
 from art.runtime.registry import RegisteredModel, host_key
 from art.storage.layout import DataDir
@@ -101,7 +103,10 @@ class BaseModelHost:
         self._shares_gpu = self.placement.shared and self.placement.trainer.kind == "cuda"
         if cluster is None:
             threads = split_threads(settings.engine.num_threads, settings.trainer.num_threads)
-            self._replica_threads, self._trainer_threads = max(1, threads[0] // settings.engine.replicas), threads[1]
+            self._replica_threads, self._trainer_threads = (
+                max(1, threads[0] // settings.engine.num_replicas),
+                threads[1],
+            )
         else:  # the cluster reserves that many cores for each process
             self._replica_threads = settings.engine.num_threads or 1
             self._trainer_threads = settings.trainer.num_threads or 1
@@ -130,7 +135,7 @@ class BaseModelHost:
             )
 
         engine_module = "vllm_child" if isinstance(settings.engine, VllmConfig) else "engine_child"
-        num_replicas = settings.engine.replicas
+        num_replicas = settings.engine.num_replicas
         engine_specs = [
             spec("engine", engine_module, self._replica_threads, devices, None if num_replicas == 1 else number)
             for number, devices in enumerate(self.placement.engine.split(num_replicas), 1)
@@ -371,19 +376,29 @@ class Hosts:
             name, taken = short_name(base_model), {host.name for host in self._hosts.values()}
             names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
             name = next(name for name in names if name not in taken)
+            settings = self._with_replicas(settings, self._devices)
             self._hosts[key] = BaseModelHost(
                 base_model, settings, self._data_dir, self._config, name, self._warm_parent,
                 in_use=self._in_use(), is_new=is_new, devices=self._devices, cluster=self._cluster,
             )  # fmt: skip
         return self._hosts[key]
 
-    def placement_of(self, model: RegisteredModel, devices: Devices) -> Placement:
-        """Return the devices that engine and trainer of a model have, or would get now."""
+    def placement_of(self, model: RegisteredModel, devices: Devices) -> tuple[Placement, ModelSettings]:
+        """Return the devices that engine and trainer of a model have, or would get now, and its settings with the
+        number of replicas that it has there."""
         if (host := self.existing(model)) is not None:
-            return host.placement
+            return host.placement, host.settings
+        settings = self._with_replicas(model.settings, devices)
         if self._cluster is not None:
-            return place_on(str(self._config.cluster))
-        return choose_placement(model.settings, devices, self._in_use())
+            return place_on(str(self._config.cluster)), settings
+        return choose_placement(settings, devices, self._in_use()), settings
+
+    def _with_replicas(self, settings: ModelSettings, devices: Devices | None) -> ModelSettings:
+        if settings.engine.replicas != "auto":
+            return settings
+        if self._cluster is not None:
+            return with_replicas(settings, self._cluster.replicas_beside_trainer(settings))
+        return with_replicas(settings, replicas_beside_trainer(settings, devices or find_devices()))
 
     def _in_use(self) -> Counter[int]:
         """Count the engines and trainers on each GPU."""

@@ -150,8 +150,8 @@ async def _sample(
     if when_published not in ("finish", "switch"):
         raise InvalidRequestError(f"the header {IN_FLIGHT_HEADER} must be 'finish' or 'switch', got {when_published!r}")
     how: dict[str, Any] = {
-        "rollout_id": rollout_id, "key": key, "seed": call.first_seed(), "switches": when_published == "switch",
-        "strict": call.server.config.strict,
+        "rollout_id": rollout_id, "key": key, "seed": call.first_seed(), "scenario": call.scenario(),
+        "switches": when_published == "switch", "strict": call.server.config.strict,
     }  # fmt: skip
     async with cancel_on_disconnect(call.request):
         if not chat.stream:

@@ -5,22 +5,24 @@
  * @typedef {object} Line
  * @property {string} label
  * @property {string} colour "#rrggbb"
- * @property {number[]} steps  ascending
+ * @property {number[]} steps  ascending places on the horizontal axis: steps, or seconds, tokens, USD
  * @property {Values} mean
  * @property {Values | null} [low]
  * @property {Values | null} [high]
  * @property {Values | null} [dots]  values drawn as faint dots, for example the raw ones of a smoothed line
  * @property {number[]} [dash]
+ * @property {boolean} [marks]  drawn as marks with error bars; without it, `isSparse` decides by the steps
  */
 
-const FEW_POINTS = 60;
+export const FEW_POINTS = 60;
 const WIDE_GAP = 3;
 
 /**
  * Whether a line has few points far apart, such as evaluations: it is drawn as marks with error bars, since nothing was measured between.
- * @param {{steps: number[]}} line
+ * @param {{steps: number[], marks?: boolean}} line
  */
-export function isSparse({ steps }) {
+export function isSparse({ steps, marks }) {
+  if (marks !== undefined) return marks;
   const gaps = steps.length - 1;
   return gaps > 0 && gaps < FEW_POINTS && (steps[gaps] - steps[0]) / gaps >= WIDE_GAP;
 }

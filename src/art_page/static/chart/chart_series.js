@@ -55,7 +55,7 @@ export function lineSeries(lines) {
   const series = [
     ...banded.flatMap(() => [boundSeries(), boundSeries()]),
     ...lines.filter((line) => line.dots).map((line) => dotSeries(line.colour)),
-    ...lines.map((line) => ({ label: line.label, stroke: line.colour, ...(isSparse(line) ? SPARSE : { width: 2, dash: line.dash, points: { show: line.steps.length < 2, size: 5, fill: line.colour } }) })),
+    ...lines.map((line) => ({ label: line.label, stroke: line.colour, ...(isSparse(line) ? { ...SPARSE, points: { ...SPARSE.points, fill: line.colour } } : { width: 2, dash: line.dash, points: { show: line.steps.length < 2, size: 5, fill: line.colour } }) })),
   ];
   return { series, bands };
 }

@@ -14,10 +14,12 @@ export function drawPins(plot, pins, litStep, onPin) {
   plot.over.querySelectorAll(".pin, .pin-line").forEach((element) => element.remove());
   const { min, max } = plot.scales.x;
   const textsOf = textsByStep(pins);
+  const places = new Map(pins.map((pin) => [pin.step, pin.at ?? pin.step]));
   for (const [step, texts] of textsOf) {
-    if (step < (min ?? 0) || step > (max ?? 0)) continue;
+    const at = places.get(step) ?? step;
+    if (at < (min ?? 0) || at > (max ?? 0)) continue;
     const isLit = step === litStep;
-    const style = { left: `${plot.valToPos(step, "x")}px` };
+    const style = { left: `${plot.valToPos(at, "x")}px` };
     const line = h("span", { class: isLit ? "pin-line is-lit" : "pin-line" });
     const text = `Step ${step}: ${texts.join(" ")}`;
     const pin = h("button", { type: "button", class: isLit ? "pin is-lit" : "pin", title: text, "aria-label": text, "on:click": (/** @type {Event} */ event) => {

@@ -1,6 +1,7 @@
-/** How curves are drawn: smoothing, bands, log axis, held-out, steps. All of it is in the address. */
+/** How curves are drawn: smoothing, bands, axes, held-out, steps. All of it is in the address. */
 import { h } from "../lib/dom.js";
 import { setQuery } from "../lib/router.js";
+import { AXES, axisName } from "./axes.js";
 
 /**
  * @typedef {object} CurveSettings
@@ -9,7 +10,8 @@ import { setQuery } from "../lib/router.js";
  * @property {boolean} bands
  * @property {boolean} log
  * @property {boolean} heldOut  draw the same metric of the other splits beside it
- * @property {import("../lib/chart.js").Zoom | null} zoom
+ * @property {import("./axes.js").AxisName} across  what the horizontal axis counts
+ * @property {import("../lib/chart.js").Zoom | null} zoom  steps; an axis of something else has a zoom that the address does not keep
  */
 
 /** Most metrics that are drawn at once. */
@@ -29,6 +31,7 @@ export function readSettings(query) {
     bands: query.get("bands") !== "off",
     log: query.get("axis") === "log",
     heldOut: query.get("held-out") !== "off",
+    across: axisName(query.get("x")),
     zoom: first !== null && last !== null && last > first ? { first, last } : null,
   };
 }
@@ -41,6 +44,7 @@ export function writeSettings(settings) {
     bands: settings.bands ? null : "off",
     axis: settings.log ? "log" : null,
     "held-out": settings.heldOut ? null : "off",
+    x: settings.across === "step" ? null : settings.across,
     first: settings.zoom?.first ?? null,
     last: settings.zoom?.last ?? null,
   });
@@ -73,7 +77,11 @@ export function settingControls(settings, onChange) {
     onChange({ zoom: from !== null && to !== null && to > from ? { first: from, last: to } : null });
   };
   for (const input of [first, last]) input.addEventListener("change", onSteps);
+  const across = h("select", { "aria-label": "Horizontal axis", "on:change": () => onChange({ across: axisName(across.value), zoom: null }) },
+    Object.entries(AXES).map(([name, { word, meaning }]) => h("option", { value: name, title: meaning }, word)));
+  across.value = settings.across;
   const element = h("div", { class: "row curve-settings" },
+    h("label", null, "Over ", across),
     h("label", { title: "Exponential moving average over steps; the raw values stay as dots" }, "Smoothing ", slider, shown),
     tickBox("95 % bands", settings.bands, (bands) => onChange({ bands })),
     tickBox("Held-out", settings.heldOut, (heldOut) => onChange({ heldOut })),

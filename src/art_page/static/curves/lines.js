@@ -1,5 +1,5 @@
 /** From the answers about metrics to the lines of a chart. */
-import { smoothLine } from "../chart/chart_data.js";
+import { FEW_POINTS, isSparse, smoothLine } from "../chart/chart_data.js";
 import { HELD_OUT_COLOUR, TRAIN_COLOUR, categorical } from "../lib/colours.js";
 import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, formatUsd } from "../lib/format.js";
 
@@ -12,6 +12,7 @@ import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, f
  * @property {(number | null)[] | null} low
  * @property {(number | null)[] | null} high
  * @property {(number | null)[] | null} num
+ * @property {number[] | null} [num_steps]  of each point, if the server joined steps
  */
 
 /**
@@ -20,9 +21,20 @@ import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, f
  * @returns {import("../chart/chart_data.js").Line}
  */
 export function toLine(series, { label, colour, dash = [], smoothing = 0, band = true }) {
-  const { metric, steps, mean, low, high } = series;
+  const { metric, split, steps, mean, low, high } = series;
+  const isHeldOut = split !== null && split !== "train";
+  const marks = isHeldOut ? steps.length <= FEW_POINTS : isSparse({ steps });
   const hasBand = band && low !== null && high !== null;
-  return smoothLine({ label: label ?? metric, colour, dash, steps, mean, low: hasBand ? low : null, high: hasBand ? high : null }, smoothing);
+  return smoothLine({ label: label ?? metric, colour, dash, steps, mean, low: hasBand ? low : null, high: hasBand ? high : null, marks }, marks ? 0 : smoothing);
+}
+
+/**
+ * Put a line on another axis than steps.
+ * @param {import("../chart/chart_data.js").Line} line
+ * @param {((step: number) => number) | null} place  null for an axis of steps
+ */
+export function onAxis(line, place) {
+  return place === null ? line : { ...line, steps: line.steps.map(place) };
 }
 
 /**

@@ -1,5 +1,5 @@
 /** The curves that a run is judged by first. */
-import { CATEGORIES, categorical, splitColour } from "../lib/colours.js";
+import { CATEGORIES, categorical, dashOf, splitColour } from "../lib/colours.js";
 import { formatNumber, formatSeconds } from "../lib/format.js";
 import { formatOf, toLine } from "./lines.js";
 
@@ -48,7 +48,7 @@ function pane(title, hint, named) {
   return {
     title, hint, metrics: named.map(([, metric]) => metric),
     format: formatOf(named[0][1]),
-    lines: (found) => named.flatMap(([label, metric], at) => linesOf(found, metric, (series) => toLine(series, { label, colour: categorical(at === 0 ? 0 : at + 1) }))),
+    lines: (found) => named.flatMap(([label, metric], at) => linesOf(found, metric, (series) => toLine(series, { label, colour: categorical(at === 0 ? 0 : at + 1), dash: dashOf(at) }))),
   };
 }
 
@@ -61,7 +61,7 @@ function rewardLines(found) {
     held += isTrain ? 0 : 1;
     const smoothing = isTrain && series.steps.length > 4 ? SMOOTHING : 0;
     const label = smoothing > 0 ? `${split}, smoothed` : split;
-    return toLine(series, { label, colour: isTrain || held === 1 ? splitColour(split) : categorical(held), smoothing });
+    return toLine(series, { label, colour: isTrain || held === 1 ? splitColour(split) : categorical(held), dash: dashOf(held), smoothing });
   });
 }
 

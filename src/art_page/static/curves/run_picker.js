@@ -1,9 +1,8 @@
-/** Adds other runs to the panes of a run, up to six in all. */
+/** Adds other runs, or groups of seeds, to the panes of a run. */
 import { get } from "../lib/api.js";
 import { categorical } from "../lib/colours.js";
 import { h, replace } from "../lib/dom.js";
-
-const MAX_RUNS = 6;
+import { isItem, itemName, MAX_ITEMS } from "./seeds.js";
 
 export class RunPicker {
   /**
@@ -14,19 +13,22 @@ export class RunPicker {
    */
   constructor(own, runs, signal, onChange) {
     this.own = own;
-    this.runs = [...new Set(runs)].filter((run) => run !== own && /^[^/]+\/[^/]+$/.test(run)).slice(0, MAX_RUNS - 1);
+    this.runs = [...new Set(runs)].filter((run) => run !== own && isItem(run)).slice(0, MAX_ITEMS - 1);
     this.signal = signal;
     this.onChange = onChange;
     /** @type {string[]} */
     this.known = [];
+    /** @type {Map<string, string>} names of groups by their items */
+    this.names = new Map();
     this.element = h("div", { class: "row" });
     this.draw();
     this.loadKnown();
   }
 
   async loadKnown() {
-    const answer = await get("runs", {}, this.signal).catch(() => ({ runs: [] }));
-    this.known = answer.runs.map((/** @type {any} */ run) => `${run.project}/${run.name}`);
+    const answer = await get("runs", {}, this.signal).catch(() => ({ runs: [], groups: [] }));
+    this.names = new Map(answer.groups.map((/** @type {any} */ group) => [`${group.project}/${group.runs.join(",")}`, `${group.project}/${group.name}, ${group.runs.length} seeds`]));
+    this.known = [...this.names.keys(), ...answer.runs.map((/** @type {any} */ run) => `${run.project}/${run.name}`)];
     this.draw();
   }
 
@@ -39,9 +41,9 @@ export class RunPicker {
 
   draw() {
     const others = this.known.filter((run) => run !== this.own && !this.runs.includes(run));
-    const choice = h("select", { "aria-label": "Add a run to the panes", "on:change": () => this.set([...this.runs, choice.value]) }, h("option", { value: "" }, "Add a run ..."), others.map((run) => h("option", { value: run }, run)));
+    const choice = h("select", { "aria-label": "Add a run to the panes", "on:change": () => this.set([...this.runs, choice.value]) }, h("option", { value: "" }, "Add a run ..."), others.map((run) => h("option", { value: run }, this.names.get(run) ?? run)));
     replace(this.element,
-      this.runs.map((run, at) => h("button", { type: "button", title: `Remove ${run}`, "on:click": () => this.set(this.runs.filter((one) => one !== run)) }, h("span", { class: "chart-key", style: { "border-top-color": categorical(at + 1) } }), `${run} ×`)),
-      others.length > 0 && this.runs.length < MAX_RUNS - 1 ? choice : null);
+      this.runs.map((run, at) => h("button", { type: "button", title: `Remove ${run}`, "on:click": () => this.set(this.runs.filter((one) => one !== run)) }, h("span", { class: "chart-key", style: { "border-top-color": categorical(at + 1) } }), `${this.names.get(run) ?? itemName(run)} ×`)),
+      others.length > 0 && this.runs.length < MAX_ITEMS - 1 ? choice : null);
   }
 }

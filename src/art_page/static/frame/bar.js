@@ -7,7 +7,7 @@ import { themeButton } from "../lib/theme.js";
 
 const TOP = /** @type {[string, string][]} */ ([["runs", "Runs"], ["comparisons", "Models compared"], ["live", "Live"], ["system", "System"]]);
 const OF_RUN = /** @type {[string, string][]} */ ([
-  ["run", "Overview"], ["curves", "Curves"], ["rollouts", "Rollouts"], ["ledger", "Ledger"], ["checkpoints", "Checkpoints"], ["costs", "Costs"],
+  ["run", "Overview"], ["curves", "Curves"], ["rollouts", "Rollouts"], ["ledger", "Ledger"], ["checkpoints", "Checkpoints"], ["costs", "Costs"], ["settings", "Settings"],
 ]);
 const NEEDS_SERVER = ["live", "system"];
 /** Views that are reached through another one. */

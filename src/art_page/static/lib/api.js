@@ -109,6 +109,17 @@ export async function post(path, body) {
 }
 
 /**
+ * Replace labels of a run.
+ * @param {string} run  "project/name"
+ * @param {{tags?: string[], notes?: string, star?: boolean, archived?: boolean}} changes
+ * @returns {Promise<{tags: string[], notes: string, star: boolean, archived: boolean}>}
+ */
+export async function postLabels(run, changes) {
+  const headers = { "Content-Type": "application/json", ...PAGE_HEADER };
+  return readBody(await send(viewRoot() + apiPath(`runs/${run}/labels`), { method: "POST", headers, body: JSON.stringify(changes) }));
+}
+
+/**
  * Open a session by a key or by a one-time code. The answer sets a cookie that scripts cannot read.
  * @param {{key: string} | {code: string}} body
  */
@@ -199,5 +210,10 @@ export function getSession() {
 
 /** Whether this page may change things: a server runs, and the key may train. */
 export function canWrite() {
-  return session.has_server && (session.scopes.includes("train") || session.scopes.includes("admin"));
+  return session.has_server && canLabel();
+}
+
+/** Whether this page may change tags, notes and marks of a run, which needs no server that trains. */
+export function canLabel() {
+  return session.scopes.includes("train") || session.scopes.includes("admin");
 }

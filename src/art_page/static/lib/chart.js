@@ -2,7 +2,7 @@
  * A chart over steps on uPlot: lines with bands and dots, or stacked areas; findings as pins; a cursor that charts share.
  *
  * @typedef {import("../chart/chart_data.js").Line} Line
- * @typedef {{step: number, text: string}} Pin
+ * @typedef {{step: number, text: string, at?: number}} Pin  `at`: place on the axis, where it does not count steps
  * @typedef {{first: number, last: number}} Zoom
  *
  * @typedef {object} ChartOptions
@@ -21,6 +21,8 @@
  * @property {(step: number) => void} [onStep]  the reader clicked on a step
  * @property {string} [cursor]  charts with the same name share a cursor
  * @property {(value: number | null) => string} [format]
+ * @property {import("../curves/axes.js").AxisWords} [axis]  what the horizontal axis counts; without it, steps
+ * @property {import("./dom.js").Child} [tools]  further controls beside the menu that saves the chart
  *
  * @typedef {{element: HTMLElement, update: (changes: Partial<ChartOptions>) => void, light: (step: number | null) => void, destroy: () => void}} Chart
  */
@@ -29,6 +31,7 @@ import { drawErrorBars, lineSeries, lineValues, stackedSeries } from "../chart/c
 import { h, replace, setStyle } from "./dom.js";
 import { formatFixed, formatNumber, UNKNOWN } from "./format.js";
 import { drawPins } from "../chart/pins.js";
+import { chartCsv, chartSvg, saveMenu } from "../chart/save_chart.js";
 import { onThemeChange, themeColour } from "./theme.js";
 import { visibleText } from "./visible_text.js";
 
@@ -61,7 +64,8 @@ class StepChart {
     this.place = h("div", { class: "chart-plot", tabindex: 0, role: "group", "aria-roledescription": "chart", "on:keydown": (/** @type {KeyboardEvent} */ event) => this.onKey(event) });
     setStyle(this.place, { height: `${options.height ?? 176}px` });
     this.reset = h("button", { type: "button", class: "chart-reset", hidden: true, "on:click": () => this.zoomTo(null) }, "Reset zoom");
-    this.element = h("figure", { class: "chart" }, this.head, this.place, this.reset);
+    const tools = h("div", { class: "chart-tools" }, options.tools, saveMenu({ name: () => this.options.title, picture: () => this.plot && chartSvg(this.plot, this.options), table: () => chartCsv(this.options) }));
+    this.element = h("figure", { class: "chart" }, this.head, this.place, this.reset, tools);
     this.resizer = new ResizeObserver(() => this.resize());
     this.resizer.observe(this.place);
     onThemeChange(() => this.plot?.redraw(false), this.abort.signal);
@@ -80,8 +84,8 @@ class StepChart {
 
   /** What uPlot cannot change in place. */
   shape() {
-    const { lines, stacked, log } = this.options;
-    return JSON.stringify([stacked, log, lines.length > 0, lines.map((line) => [line.label, line.colour, line.dash, Boolean(line.low), Boolean(line.dots), line.steps.length < 2, isSparse(line)])]);
+    const { lines, stacked, log, axis } = this.options;
+    return JSON.stringify([stacked, log, axis?.word, lines.length > 0, lines.map((line) => [line.label, line.colour, line.dash, Boolean(line.low), Boolean(line.dots), line.steps.length < 2, isSparse(line)])]);
   }
 
   drawHead() {
@@ -99,6 +103,7 @@ class StepChart {
   /** @param {Line} line */
   drawKey(line) {
     const style = { "border-top-color": line.colour, "border-top-style": line.dash?.length ? "dashed" : "solid" };
+    if (isSparse(line)) return h("span", { class: "chart-key is-mark", style: { background: line.colour } });
     return this.options.stacked ? h("span", { class: "chart-key is-area", style: { background: line.colour } }) : h("span", { class: "chart-key", style });
   }
 
@@ -106,9 +111,17 @@ class StepChart {
     const { title, lines, format = formatNumber } = this.options;
     const parts = lines.filter((line) => line.steps.length > 0).map((line) => {
       const last = line.steps.length - 1;
-      return `${line.label}: ${format(line.mean[0])} at step ${line.steps[0]}, ${format(line.mean[last])} at step ${line.steps[last]}`;
+      return `${line.label}: ${format(line.mean[0])} at ${this.placeText(line.steps[0])}, ${format(line.mean[last])} at ${this.placeText(line.steps[last])}`;
     });
     return `${title}. ${parts.join(". ") || "No values yet"}. Arrow keys read single steps.`;
+  }
+
+  /** A place on the horizontal axis in words: "step 3", "time 2.1 s".
+   * @param {number | null} place
+   */
+  placeText(place) {
+    const { axis } = this.options;
+    return axis ? `${axis.word} ${axis.format(place)}` : `step ${place}`;
   }
 
   make() {
@@ -164,7 +177,7 @@ class StepChart {
    * @returns {UPlotOptions}
    */
   plotOptions(width) {
-    const { lines, stacked, log, cursor, height = 176, format = formatNumber } = this.options;
+    const { lines, stacked, log, cursor, height = 176, format = formatNumber, axis: across } = this.options;
     const axis = { stroke: () => themeColour("--soft"), font: AXIS_FONT, ticks: { show: false }, grid: { stroke: () => themeColour("--line"), width: 1 } };
     const { series, bands } = stacked ? stackedSeries(lines) : lineSeries(lines);
     return {
@@ -174,7 +187,7 @@ class StepChart {
       legend: { show: false },
       scales: { x: { time: false }, y: { distr: log ? 3 : 1, range: () => this.range ?? [0, 1] } },
       axes: [
-        { ...axis, size: 24, gap: 4, space: 56, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
+        across ? { ...axis, size: 24, gap: 4, space: 72, grid: { show: false }, values: (_, splits) => splits.map((value) => across.format(value)) } : { ...axis, size: 24, gap: 4, space: 56, grid: { show: false }, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
         { ...axis, size: 52, gap: 4, space: 32, values: (_, splits, __, ___, step) => splits.map((value) => (value === null ? "" : tickText(value, log ? null : step, format))) },
       ],
       series: [{}, ...series],
@@ -200,15 +213,20 @@ class StepChart {
     const step = index === null ? null : (this.plot?.data[0][index] ?? null);
     lines.forEach((line, at) => {
       const value = valueAt(line.steps, line.mean, step ?? zoom?.last ?? Infinity);
-      this.values[at].textContent = format(value) + (step === null ? "" : ` @ ${valueAt(line.steps, line.steps, step) ?? UNKNOWN}`);
+      this.values[at].textContent = format(value) + (step === null ? "" : ` @ ${this.readPlace(valueAt(line.steps, line.steps, step))}`);
     });
+  }
+
+  /** @param {number | null} place */
+  readPlace(place) {
+    return place === null ? UNKNOWN : (this.options.axis?.format(place) ?? String(place));
   }
 
   /** @param {UPlot} plot */
   onSelect(plot) {
     const { left, width } = plot.select;
     if (width < CLICK_PX) return;
-    const [first, last] = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")].map(Math.round);
+    const [first, last] = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")].map((value) => (this.options.axis ? value : Math.round(value)));
     plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
     if (last > first) this.zoomTo({ first, last });
   }
@@ -240,7 +258,7 @@ class StepChart {
     const next = Math.max(0, Math.min(steps.length - 1, index + move));
     plot.setCursor({ left: plot.valToPos(steps[next], "x"), top: 8 });
     const place = document.getElementById("announcer");
-    if (place) place.textContent = visibleText(this.options.lines.map((line) => `${line.label} ${(this.options.format ?? formatNumber)(valueAt(line.steps, line.mean, steps[next]))}`).join(", ")) + ` at step ${steps[next]}`;
+    if (place) place.textContent = visibleText(this.options.lines.map((line) => `${line.label} ${(this.options.format ?? formatNumber)(valueAt(line.steps, line.mean, steps[next]))}`).join(", ")) + ` at ${this.placeText(steps[next])}`;
   }
 
   /** @param {UPlot} plot */

@@ -30,6 +30,14 @@ export function dashOf(index) {
   return [[], [7, 3], [2, 2], [9, 3, 2, 3], [5, 2, 1, 2, 1, 2], [12, 4]][index % 6];
 }
 
+/**
+ * Colour and dash of a line of a comparison. Where colours begin again, the dashes are others.
+ * @param {number} index
+ */
+export function lookOf(index) {
+  return { colour: categorical(index), dash: dashOf(index + Math.floor(index / CATEGORIES.length)) };
+}
+
 /** @param {string | null} split */
 export function splitColour(split) {
   return split === null || split === "train" ? TRAIN_COLOUR : HELD_OUT_COLOUR;

@@ -3,13 +3,18 @@ import { announce } from "./context.js";
 import { h } from "./dom.js";
 
 /**
- * @param {string | (() => string)} text  a function makes a long text only when it is copied
+ * @param {string | (() => string | Promise<string>)} text  a function makes a long text only when it is copied
  * @param {string} [label]
  */
 export function copyButton(text, label = "Copy") {
   const button = h("button", { type: "button", "on:click": copy }, label);
   async function copy() {
-    button.textContent = (await copyText(typeof text === "string" ? text : text())) ? "Copied" : "Press Ctrl+C";
+    try {
+      button.textContent = (await copyText(typeof text === "string" ? text : await text())) ? "Copied" : "Press Ctrl+C";
+    } catch (error) {
+      button.textContent = "Not copied";
+      button.title = error instanceof Error ? error.message : String(error);
+    }
     announce(button.textContent);
     setTimeout(() => {
       button.textContent = label;

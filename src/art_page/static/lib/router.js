@@ -6,8 +6,8 @@
  */
 
 /** Views below "#/run/PROJECT/NAME/", each with the number of further parts that its address has at least. */
-const RUN_VIEWS = /** @type {Record<string, number>} */ ({ curves: 0, rollouts: 0, rollout: 4, group: 3, tree: 1, ledger: 0, checkpoints: 0, costs: 0 });
-const TOP_VIEWS = ["compare", "comparisons", "live", "system"];
+const RUN_VIEWS = /** @type {Record<string, number>} */ ({ curves: 0, rollouts: 0, rollout: 4, group: 3, tree: 1, ledger: 0, checkpoints: 0, costs: 0, settings: 0 });
+const TOP_VIEWS = ["compare", "comparisons", "difference", "live", "system"];
 
 /**
  * Read an address. What is not an address of the page gets the view "nowhere".

@@ -3,7 +3,7 @@ import { h, replace, setStyle } from "../lib/dom.js";
 import { formatCount, formatSeconds } from "../lib/format.js";
 import { visibleText } from "../lib/visible_text.js";
 
-const MAX_PLACES = 24;
+const MAX_PLACES = 64;
 const NEAR_END_PX = 24;
 /** Each frame shows this part of the text that has come: most of it appears in the fifth of a second between two deliveries. */
 const FRAMES_PER_PIECE = 8;
@@ -91,10 +91,11 @@ class LiveCard {
     this.content.data = "";
     setStyle(this.element, { visibility: request === null ? "hidden" : "visible" });
     if (request === null) return;
-    replace(this.name, `${request.project}/${request.name}`, h("span", { class: "soft" }, ` step ${request.policy_version}`));
-    this.name.title = request.rollout_id === null ? `exchange ${request.id}` : `rollout ${request.rollout_id}`;
+    const title = visibleText(request.scenario ?? `${request.project}/${request.name}`).replace(/\s+/g, " ");
+    replace(this.name, title, h("span", { class: "soft" }, ` turn ${request.turn}, step ${request.policy_version}`));
+    this.name.title = [title, `${request.project}/${request.name}`, request.rollout_id === null ? `exchange ${request.id}` : `rollout ${request.rollout_id}`].join("\n");
     replace(this.last, `${request.last_role ?? "prompt"}: ${request.last_text}`);
-    this.text.setAttribute("aria-label", `What ${request.project}/${request.name} says`);
+    this.text.setAttribute("aria-label", `${title}, turn ${request.turn}`);
     this.text.scrollTop = 0;
   }
 

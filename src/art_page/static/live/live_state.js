@@ -7,6 +7,8 @@
  * @property {string} name  of the model
  * @property {number} policy_version
  * @property {string | null} rollout_id
+ * @property {string | null} scenario
+ * @property {number} turn  number of the answer in its conversation, from 1
  * @property {string | null} last_role
  * @property {string} last_text
  * @property {number} num_prompt_tokens

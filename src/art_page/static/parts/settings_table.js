@@ -2,6 +2,7 @@
 import { h } from "../lib/dom.js";
 import { UNKNOWN } from "../lib/format.js";
 
+const MAX_JOINED = 80;
 const NOT_RECORDED = "The settings were not recorded.";
 
 /**
@@ -14,6 +15,7 @@ export function flatSettings(settings, prefix = "") {
   /** @type {Record<string, string>} */
   const flat = {};
   for (const [name, value] of Object.entries(settings ?? {})) {
+    if (value === undefined) continue;
     const isGroup = value !== null && typeof value === "object" && !Array.isArray(value);
     if (isGroup) Object.assign(flat, flatSettings(value, `${prefix}${name}.`));
     else flat[prefix + name] = typeof value === "string" ? value : JSON.stringify(value);
@@ -32,11 +34,29 @@ export function differingSettings(settings) {
   return names.map((name) => ({ name, values: flat.map((one) => one[name]) })).filter(({ values }) => values.some((value) => value !== values[0]));
 }
 
+/**
+ * The settings of several runs as those of one: where they differ, all of their values.
+ * @param {any[]} settings  of each run
+ * @returns {any}
+ */
+export function joinSettings(settings) {
+  const [first, ...others] = settings;
+  if (others.length === 0) return first;
+  const flat = settings.map((one) => flatSettings(one));
+  const names = [...new Set(flat.flatMap((one) => Object.keys(one)))];
+  const joined = Object.fromEntries(names.map((name) => {
+    const values = [...new Set(flat.map((one) => one[name] ?? UNKNOWN))];
+    const text = values.join(", ");
+    return [name, text.length > MAX_JOINED && values.length > 1 ? `${values[0]} and ${values.length - 1} more` : text];
+  }));
+  return settings.every((one) => one?.program === undefined) ? joined : { ...joined, program: {} };
+}
+
 /** @param {any} settings  of one run */
 export function settingsList(settings) {
   const rows = Object.entries(flatSettings(settings));
   if (rows.length === 0) return h("p", { class: "soft" }, NOT_RECORDED);
-  return h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "compare-table" }, h("tbody", null, rows.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", { class: "mono" }, value))))));
+  return h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "settings-table" }, h("tbody", null, rows.map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name), h("td", { class: "mono" }, value))))));
 }
 
 /**

@@ -1,8 +1,10 @@
 // The tab "conversation": the messages of one history of a rollout, as a person reads them.
 
+import { copyButton } from "../lib/copy.js";
 import { h, replace } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
 import { empty } from "../lib/states.js";
+import { messagesText } from "./copies.js";
 import { messageView, toolNamesOf } from "./message.js";
 import { saidNodes, saidText } from "./said_text.js";
 
@@ -12,7 +14,7 @@ import { saidNodes, saidText } from "./said_text.js";
 const AT_ONCE = 200;
 
 /** @param {HTMLElement} root @param {Conversation[]} histories
- * @param {{ history: number, chooseHistory: (history: number) => void, tokensHref: (exchange: string) => string }} options */
+ * @param {{ history: number, chooseHistory: (history: number) => void, tokensHref: (exchange: string) => string, requestText: (exchange: string) => Promise<string> }} options */
 export function showConversation(root, histories, options) {
   const conversation = histories[options.history] ?? histories[0];
   if (conversation === undefined || conversation.items.length === 0) {
@@ -20,8 +22,9 @@ export function showConversation(root, histories, options) {
     return;
   }
   const list = h("div", { class: "messages" });
-  replace(root, historyChoice(histories, options), toolsView(conversation.tools), list);
-  addMessages(list, conversation.items, options.tokensHref);
+  const copy = h("div", { class: "row conversation-tools" }, copyButton(() => messagesText(conversation.items), "copy messages"));
+  replace(root, historyChoice(histories, options), copy, toolsView(conversation.tools), list);
+  addMessages(list, conversation.items, options);
 }
 
 /** @param {Conversation[]} histories @param {{ history: number, chooseHistory: (history: number) => void }} options */
@@ -34,8 +37,9 @@ function historyChoice(histories, options) {
     }, saidNodes(history.name), h("span", { class: "soft" }, ` ${history.items.length}`))));
 }
 
-/** @param {HTMLElement} list @param {import("./first_difference.js").Item[]} items @param {(exchange: string) => string} tokensHref */
-function addMessages(list, items, tokensHref) {
+/** @param {HTMLElement} list @param {import("./first_difference.js").Item[]} items
+ * @param {{ tokensHref: (exchange: string) => string, requestText: (exchange: string) => Promise<string> }} options */
+function addMessages(list, items, { tokensHref, requestText }) {
   const toolNames = toolNamesOf(items);
   let shown = 0;
   const more = h("button", { type: "button", class: "more" });
@@ -43,7 +47,7 @@ function addMessages(list, items, tokensHref) {
     const end = Math.min(items.length, shown + AT_ONCE);
     for (let number = shown; number < end; number += 1) {
       const exchange = items[number].exchange_id;
-      list.append(messageView(items[number], { number, toolNames, tokensHref: exchange ? tokensHref(exchange) : null }));
+      list.append(messageView(items[number], { number, toolNames, tokensHref: exchange ? tokensHref(exchange) : null, requestText: exchange ? () => requestText(exchange) : null }));
     }
     shown = end;
     if (shown < items.length) {

@@ -4,7 +4,7 @@ import { h, replace } from "../lib/dom.js";
 import { visibleText } from "../lib/visible_text.js";
 
 /** The filters of the answer `rollouts`, by their names in the address. */
-export const FILTERS = ["split", "step", "group", "scenario", "outcome", "stop", "dropped", "min_reward", "max_reward", "text"];
+export const FILTERS = ["split", "step", "group", "scenario", "outcome", "stop", "dropped", "min_reward", "max_reward", "metric", "min_metric", "max_metric", "text"];
 const OUTCOMES = /** @type {[string, string][]} */ ([["", "any outcome"], ["ok", "ok"], ["policy_fault", "policy fault"], ["infra_fault", "infra fault"]]);
 const SEARCH_AFTER_MS = 300;
 
@@ -16,11 +16,13 @@ export class RolloutFilters {
     this.splits = run.splits.map((/** @type {any} */ entry) => entry.split);
     this.stops = /** @type {string[]} */ ([]);
     this.dropped = /** @type {string[]} */ ([]);
+    this.metrics = /** @type {string[]} */ ([]);
     this.controls = /** @type {Record<string, HTMLInputElement|HTMLSelectElement>} */ ({
       text: h("input", { type: "search", placeholder: "search the texts", "aria-label": "search the texts", title: "All words must occur. \"Two words\" in quotes are a phrase, word* is a beginning." }),
       split: this.#select("split"), step: this.#number("step", "step", 72), outcome: this.#select("outcome"),
       stop: this.#select("stop"), dropped: this.#select("dropped"),
       min_reward: this.#number("min_reward", "reward ≥", 104), max_reward: this.#number("max_reward", "≤", 64),
+      metric: this.#select("metric"), min_metric: this.#number("min_metric", "≥", 64), max_metric: this.#number("max_metric", "≤", 64),
     });
     this.others = h("span", { class: "row" });
     this.element = h("form", { class: "filters", role: "search", "on:submit": (/** @type {Event} */ event) => {
@@ -47,7 +49,7 @@ export class RolloutFilters {
 
   /** @param {string} name */
   #select(name) {
-    const select = h("select", { "aria-label": name.replace("_", " "), "on:change": () => this.onChange({ [name]: select.value || null, ...(name === "split" ? { group: null } : {}) }) });
+    const select = h("select", { "aria-label": name.replace("_", " "), "on:change": () => this.onChange({ [name]: select.value || null, ...(name === "split" ? { group: null } : {}), ...(name === "metric" ? { min_metric: null, max_metric: null } : {}) }) });
     return select;
   }
 
@@ -58,10 +60,10 @@ export class RolloutFilters {
     return input;
   }
 
-  /** The values that the run's rollouts have. @param {string[]} stops @param {string[]} dropped */
-  setChoices(stops, dropped) {
-    if (stops.join("\n") === this.stops.join("\n") && dropped.join("\n") === this.dropped.join("\n")) return;
-    [this.stops, this.dropped] = [stops, dropped];
+  /** The values that the run's rollouts have. @param {string[]} stops @param {string[]} dropped @param {string[]} metrics */
+  setChoices(stops, dropped, metrics) {
+    if ([stops, dropped, metrics].join("\n") === [this.stops, this.dropped, this.metrics].join("\n")) return;
+    [this.stops, this.dropped, this.metrics] = [stops, dropped, metrics];
     if (this.query) this.show(this.query);
   }
 
@@ -71,6 +73,8 @@ export class RolloutFilters {
     const same = (/** @type {string[]} */ values) => values.map((value) => /** @type {[string, string]} */ ([value, value]));
     this.#options("split", [["", "all splits"], ...same(this.splits)]);
     this.#options("outcome", OUTCOMES);
+    this.#options("metric", [["", "a metric"], ...same(this.metrics)]);
+    for (const name of ["metric", "min_metric", "max_metric"]) this.controls[name].hidden = name === "metric" ? this.metrics.length === 0 : !query.has("metric");
     this.#options("stop", [["", "any stop"], ...same(this.stops)]);
     this.#options("dropped", [["", "dropped or not"], ["none", "not dropped"], ["any", "dropped"], ...same(this.dropped).map(([value]) => /** @type {[string, string]} */ ([value, `dropped: ${value.replaceAll("_", " ")}`]))]);
     for (const [name, control] of Object.entries(this.controls)) {

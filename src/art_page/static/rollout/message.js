@@ -9,8 +9,8 @@ import { prettyArguments, sizeOfText, visibleText } from "../lib/visible_text.js
 /** @typedef {import("./first_difference.js").Item} Item */
 /** @typedef {import("./first_difference.js").ToolCall} ToolCall */
 /** @typedef {import("./first_difference.js").Difference} Difference */
-/** @typedef {{ number: number, tokensHref?: string|null, difference?: Difference|null, toolNames?: Map<string, string> }} MessageOptions
- *   `difference`: where this message leaves another rollout's; `toolNames`: name of the tool by id of the call */
+/** @typedef {{ number: number, tokensHref?: string|null, requestText?: (() => Promise<string>)|null, difference?: Difference|null, toolNames?: Map<string, string> }} MessageOptions
+ *   `requestText`: makes a command line that asks for this answer again; `difference`: where this message leaves another rollout's; `toolNames`: name of the tool by id of the call */
 
 const FOLDED_TOOL_RESULT = 1200;
 const ROLE_WORDS = /** @type {Record<string, string>} */ ({ developer: "system" });
@@ -34,7 +34,8 @@ export function messageView(item, options) {
       h("span", { class: "speaker", title: `message ${options.number + 1}` }, speaker),
       item.role === "tool" ? h("span", { class: "tool-of" }, saidNodes(options.toolNames?.get(item.tool_call_id ?? "") ?? item.tool_call_id ?? "")) : null,
       factsOf(item),
-      isSampledItem(item) && options.tokensHref ? h("a", { class: "to-tokens", href: options.tokensHref }, "tokens") : null),
+      isSampledItem(item) && options.tokensHref ? h("a", { class: "to-tokens", href: options.tokensHref }, "tokens") : null,
+      options.requestText ? copyButton(options.requestText, "copy request") : null),
     h("div", { class: "message-body" }, bodyOf(item, options.difference ?? null)));
 }
 

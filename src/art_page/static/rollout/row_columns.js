@@ -48,7 +48,9 @@ function outcomeText(outcome) {
   return outcome === "ok" ? "ok" : h("span", { class: outcome === "infra_fault" ? "bad" : "note" }, outcome.replace("_", " "));
 }
 
-/** @param {string[]} args project and name @param {{ isNarrow: boolean, hasText: boolean, hasSplit: boolean, hasStep: boolean }} shown
+/** @param {string[]} args project and name
+ * @param {{ isNarrow: boolean, hasText: boolean, hasSplit: boolean, hasStep: boolean, metrics: string[] }} shown
+ *   `metrics`: the task's numbers that have a column
  * @returns {import("../lib/table.js").Column[]} */
 export function columnsFor(args, shown) {
   /** @param {any} row */
@@ -70,7 +72,9 @@ export function columnsFor(args, shown) {
     dropped: { key: "dropped", title: "dropped because", width: 168, cell: (row) => reasonText(row.dropped_because), cellHint: (row) => oneLine(row.dropped_because, 600) },
   };
   const wide = ["place", "scenario", "group", "reward", "advantage", "judge", "turns", "tokens", "duration", "stop", "outcome", "dropped"];
-  const keys = shown.isNarrow ? ["place", "reward", "advantage", "scenario"] : wide;
+  const ofTask = shown.metrics.map((name) => `metric ${name}`);
+  for (const name of shown.metrics) columns[`metric ${name}`] = { key: `metric ${name}`, title: oneLine(name, 40), hint: `${name}, a number that the task gives a rollout`, sort: `metric ${name}`, number: true, width: Math.max(56, Math.min(128, 28 + 7 * name.length)), cell: (row) => formatNumber(row.metrics[name] ?? null) };
+  const keys = shown.isNarrow ? ["place", "reward", ...ofTask.slice(0, 1), "advantage", "scenario"] : [...wide.slice(0, 5), ...ofTask, ...wide.slice(5)];
   const shownKeys = shown.hasText ? withSnippet(keys) : keys;
   return shownKeys.map((key) => (shown.isNarrow && key === "scenario" ? { ...columns[key], width: 150 } : columns[key]));
 }

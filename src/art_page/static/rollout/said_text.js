@@ -31,11 +31,23 @@ function blocksOf(text) {
 /** @typedef {{ limit?: number, differsAt?: number|null, mono?: boolean }} SaidOptions
  *  `limit`: characters shown at first; `differsAt`: UTF-16 unit at which the text leaves the text that it is compared with */
 
+/** Whether a text has lines that only read well below each other: at least three in a row of one length, of which most characters stand
+ * apart from words, or a table of | or of box-drawing characters.
+ * @param {string} text @returns {boolean} */
+export function isBoard(text) {
+  const lines = text.slice(0, 4000).split("\n").map((line) => line.trimEnd());
+  return lines.some((line, at) => {
+    const block = lines.slice(at, at + 3);
+    if (block.length < 3 || block.some((one) => one.length !== line.length) || line.length < 2) return false;
+    return block.every((one) => /[\u2500-\u257f|]/.test(one) || !/[a-z]{3}/i.test(one));
+  });
+}
+
 /** A text as people read it, folded to its beginning if it is longer than `limit`.
  * @param {string} text @param {SaidOptions} [options] @returns {HTMLElement} */
 export function saidText(text, options = {}) {
   const differsAt = options.differsAt ?? null;
-  const root = h("div", { class: options.mono ? "said said-mono" : "said", dir: "auto" });
+  const root = h("div", { class: options.mono || isBoard(text) ? "said said-mono" : "said", dir: "auto" });
   let shown = Math.max(options.limit ?? 6000, differsAt === null ? 0 : differsAt + 200);
   const draw = () => {
     const beginning = beginningOf(text, shown);

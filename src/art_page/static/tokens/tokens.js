@@ -1,5 +1,6 @@
 // The tab "exact tokens": the tokens of a path as the model saw them, coloured by a signal that the reader chooses.
 
+import { copyButton } from "../lib/copy.js";
 import { h, replace } from "../lib/dom.js";
 import { formatCount, plural } from "../lib/format.js";
 import { addKeys } from "../lib/keys.js";
@@ -46,6 +47,7 @@ class TokensTab {
     this.colour = signalOf(options.query.get("color") ?? undefined);
     this.shownToken = -1;
     /** @type {ReturnType<typeof setTimeout>|undefined} */ this.saving = undefined;
+    /** @type {Promise<void>|undefined} */ this.rest = undefined;
     this.legend = h("div", { class: "legend-place" });
     this.panel = h("div", { class: "panel-place" });
     this.progress = h("span", { class: "soft", role: "status" });
@@ -63,7 +65,7 @@ class TokensTab {
     const space = h("input", { type: "checkbox", checked: whitespace, "on:change": () => this.#setWhitespace(space.checked) });
     replace(this.root,
       h("div", { class: "token-tools" }, this.#pathChoice(), this.colourChoice,
-        h("label", null, space, "spaces and line ends"), this.find, this.progress),
+        h("label", null, space, "spaces and line ends"), this.find, copyButton(() => this.#idsText(), "copy token ids"), this.progress),
       this.tokens.missing ? missing(this.tokens.missing) : null,
       this.legend, this.strip.element,
       h("div", { class: "token-columns" }, this.view.element, this.panel));
@@ -73,7 +75,13 @@ class TokensTab {
     this.#setColour(this.colour.key, false);
     this.#addControls(space);
     this.#jumpToAsked();
-    void this.#loadRest();
+    this.rest = this.#loadRest();
+  }
+
+  /** All token ids of the path, once they are here. */
+  async #idsText() {
+    await this.rest;
+    return JSON.stringify([...this.tokens.ids]);
   }
 
   /** @param {HTMLInputElement} space */

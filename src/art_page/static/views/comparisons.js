@@ -38,14 +38,26 @@ function drawList({ comparisons, unreadable }) {
     const command = h("code", null, "art compare tic_tac_toe --models scripted,tiny");
     return [head, damaged, empty("No models have been compared here.", h("p", null, "For example: ", command))];
   }
-  const titles = ["Task", "Models", "Best", "Scenarios", "Updated"];
-  const rows = comparisons.map((/** @type {any} */ one) => h("tr", null,
-    h("th", { scope: "row" }, h("a", { href: link("comparisons", [one.id]) }, one.id), h("div", { class: "small soft" }, one.description)),
-    h("td", null, one.models.join(", ")),
-    h("td", null, one.best === null ? UNKNOWN : [h("b", null, one.best), h("span", { class: "small soft" }, ` by ${one.headline_metric}`)]),
-    h("td", { class: "number" }, formatCount(one.num_scenarios)),
-    h("td", { class: "nowrap" }, formatAge(one.updated_at), one.is_complete ? null : h("span", { class: "small soft" }, " not complete"))));
-  return [head, damaged, h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "comparisons" }, headOf(titles, ["Scenarios"]), h("tbody", null, rows)))];
+  const titles = ["Model", "Score", "Against the reference", "Scenarios", "Per rollout", "USD per 1,000", "Failed calls", "Policy faults"];
+  const bodies = comparisons.map((/** @type {any} */ one) => h("tbody", null,
+    h("tr", { class: "comparison-head" }, h("th", { scope: "rowgroup", colspan: titles.length },
+      h("a", { href: link("comparisons", [one.id]) }, one.id), h("span", { class: "soft" }, ` ${one.headline_metric}: ${one.description}, ${plural(one.num_scenarios, "scenario")}, `, h("span", { class: "nowrap" }, formatAge(one.updated_at)), one.is_complete ? null : ", not complete"))),
+    one.models.map((/** @type {any} */ row) => listRow(one, row))));
+  return [head, damaged, h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "comparisons" }, headOf(titles, titles.slice(1)), bodies))];
+}
+
+/**
+ * One model of a comparison.
+ * @param {any} one
+ * @param {any} row
+ */
+function listRow(one, row) {
+  const isReference = row.label === one.reference;
+  const cells = [
+    scoreCell(row.headline), differenceCell(row.difference, isReference, one.num_scenarios), `${formatCount(row.headline?.num ?? 0)} of ${formatCount(one.num_scenarios)}`,
+    timeCell(row.rollout_latency_s), priceCell(row), failedCell(row.calls), formatPercent(row.policy_fault_rate),
+  ];
+  return h("tr", null, h("th", { scope: "row" }, row.label, row.label === one.best ? h("span", { class: "chip chip-good" }, "best") : null), cells.map((cell) => h("td", { class: "number" }, cell)));
 }
 
 /**
@@ -95,13 +107,13 @@ function modelTable(comparison) {
   const titles = ["Model", metric, `Against ${reference}`, "Reward", "Scenarios", "Per rollout", "Per turn", "Turns", "Tokens in / out", "USD per 1,000", "Failed calls", "Policy faults"];
   const rows = models.map((/** @type {any} */ row) => {
     const cells = [
-      row.headline === null ? h("span", { class: "bad" }, "no score") : formatInterval(row.headline),
+      scoreCell(row.headline),
       differenceCell(row.difference, row.label === reference, comparison.num_scenarios),
       formatFixed(row.reward?.mean),
       `${formatCount(row.headline?.num ?? 0)} of ${formatCount(comparison.num_scenarios)}`,
       timeCell(row.rollout_latency_s), timeCell(row.turn_latency_s), formatFixed(row.turns, 1),
       row.prompt_tokens === null ? UNKNOWN : `${formatCount(row.prompt_tokens)} / ${formatCount(row.completion_tokens)}`,
-      row.usd_per_1000 === null ? h("span", { class: "soft", title: row.price_note }, row.price_note ?? UNKNOWN) : h("span", { title: row.price_note }, formatUsd(row.usd_per_1000)),
+      priceCell(row),
       failedCell(row.calls), formatPercent(row.policy_fault_rate),
     ];
     return h("tr", null, h("th", { scope: "row" }, row.label, h("div", { class: "small soft" }, row.where)), cells.map((cell) => h("td", { class: "number" }, cell)));
@@ -115,6 +127,16 @@ function modelTable(comparison) {
  */
 function headOf(titles, numbers) {
   return h("thead", null, h("tr", null, titles.map((title) => h("th", { scope: "col", class: numbers.includes(title) ? "number" : null }, title))));
+}
+
+/** @param {any} headline */
+function scoreCell(headline) {
+  return headline === null ? h("span", { class: "bad" }, "no score") : formatInterval(headline);
+}
+
+/** @param {any} row */
+function priceCell({ usd_per_1000: usd, price_note: note }) {
+  return usd === null ? h("span", { class: "soft", title: note }, note ?? UNKNOWN) : h("span", { title: note }, formatUsd(usd));
 }
 
 /**

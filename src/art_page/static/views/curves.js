@@ -1,12 +1,15 @@
 /** Curves of any metric of a run, with other runs in the same panes if the reader adds them. */
-import { get } from "../lib/api.js";
 import { h, replace } from "../lib/dom.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
+import { AXES } from "../curves/axes.js";
 import { CurvePanes } from "../curves/curve_panes.js";
 import { readSettings, settingControls, writeSettings } from "../curves/curve_settings.js";
+import { withHistograms } from "../curves/histogram.js";
+import { layoutMenu } from "../curves/layouts.js";
 import { MetricList } from "../curves/metric_list.js";
 import { RunPicker } from "../curves/run_picker.js";
+import { loadItem } from "../curves/seeds.js";
 
 const DEFAULTS = ["train/reward", "val/reward", "loss/train", "loss/entropy", "loss/kl_to_sampler", "loss/grad_norm", "loss/sft"];
 
@@ -34,9 +37,11 @@ class CurvesPage {
     this.hasChoice = route.query.has("metric");
     this.picker = new RunPicker(this.run.join("/"), route.query.getAll("run"), ctx.signal, (runs) => this.onRuns(runs));
     this.note = h("p", { class: "small soft", "aria-live": "polite" });
+    this.lost = h("p", { class: "small note", role: "status" });
     this.panes = this.makePanes();
     this.place = h("div", null, this.panes.element);
     this.controls = settingControls(this.settings, (changes) => this.change(changes));
+    this.layouts = layoutMenu(() => this.settings, (layout) => this.take(layout));
     this.list = new MetricList({
       text: route.query.get("text") ?? "", chosen: this.settings.metrics,
       onChange: (metrics) => this.change({ metrics }), onSearch: (text) => setQuery({ text }),
@@ -47,6 +52,7 @@ class CurvesPage {
     return new CurvePanes([this.run.join("/"), ...this.picker.runs], this.settings, {
       signal: this.ctx.signal,
       onZoom: (zoom) => this.change({ zoom }),
+      onArrange: (metrics) => this.list.set(metrics),
       onStep: (step) => replace(this.note, `Step ${step}: `, h("a", { href: link("rollouts", this.run, { step }) }, "rollouts"), ", ", h("a", { href: link("run", this.run, { step }) }, "what became of its tokens")),
     });
   }
@@ -54,19 +60,21 @@ class CurvesPage {
   async start() {
     await showWhenLoaded(this.root, this.ctx.signal, () => this.load(), () => {
       const aside = h("details", { class: "metric-aside", open: innerWidth > 960 }, h("summary", null, "Metrics"), this.list.element);
-      replace(this.root, h("h1", { class: "unseen" }, `Curves of ${this.run.join("/")}`), h("div", { class: "head" }, this.controls.element, this.picker.element), h("div", { class: "curves-body" }, aside, h("section", null, this.note, this.place)));
+      replace(this.root, h("h1", { class: "unseen" }, `Curves of ${this.run.join("/")}`), h("div", { class: "head" }, this.controls.element, h("div", { class: "row" }, this.layouts, this.picker.element)), h("div", { class: "curves-body" }, aside, h("section", null, this.note, this.lost, this.place)));
     });
     this.ctx.keys([{ key: "/", text: "search the metrics", run: () => this.list.search.focus() }]);
     this.ctx.refreshEvery(2, () => this.load());
   }
 
   async load() {
-    const details = await Promise.all(this.panes.runs.map((run) => get(`runs/${run}`, {}, this.ctx.signal)));
-    const metrics = uniqueMetrics(details);
+    const details = await Promise.all(this.panes.runs.map((item) => loadItem(item, this.ctx.signal)));
+    const metrics = withHistograms(uniqueMetrics(details));
     if (!this.hasChoice) this.chooseDefaults(metrics);
     this.list.fill(metrics);
     if (this.settings.metrics.length === 0) this.showNothing(metrics.length);
     else await this.panes.load(details);
+    const { lost } = this.panes;
+    this.lost.textContent = lost.length === 0 || this.settings.metrics.length === 0 ? "" : `No ${AXES[this.settings.across].word} is recorded for ${lost.join(", ")}.`;
     if (this.settings.metrics.length > 0 && !this.panes.element.isConnected) replace(this.place, this.panes.element);
   }
 
@@ -84,6 +92,16 @@ class CurvesPage {
   /** @param {number} numMetrics */
   showNothing(numMetrics) {
     replace(this.place, numMetrics === 0 ? empty("No metric yet.", "Curves begin with the first trained step or logged rollout.") : empty("No metric is ticked.", "Tick some in the list of metrics, or search with /."));
+  }
+
+  /** Show a saved layout. @param {Partial<import("../curves/curve_settings.js").CurveSettings>} layout */
+  take(layout) {
+    this.change(layout);
+    const controls = settingControls(this.settings, (changes) => this.change(changes));
+    this.controls.element.replaceWith(controls.element);
+    this.controls = controls;
+    this.list.chosen = new Set(this.settings.metrics);
+    this.list.draw();
   }
 
   /** @param {Partial<import("../curves/curve_settings.js").CurveSettings>} changes */

@@ -1,24 +1,20 @@
-// A group: its rollouts side by side, the best first, with the first place where each differs from the best.
-// Message n of every rollout lies in the same row, so the page scrolls all of them together.
+// A group: its rollouts side by side, the best first, with the first place where each differs from the best; or a line for each.
 
 import { get } from "../lib/api.js";
 import { h, replace } from "../lib/dom.js";
-import { formatNumber, formatSigned, plural } from "../lib/format.js";
+import { formatCount, formatNumber, formatSigned } from "../lib/format.js";
 import { go, link, setQuery } from "../lib/router.js";
 import { empty, missing, showWhenLoaded } from "../lib/states.js";
-import { aroundDifference, firstDifference, numAlikeItems, partsOf } from "../rollout/first_difference.js";
-import { messageView, speakerOf, toolNamesOf } from "../rollout/message.js";
+import { firstDifference } from "../rollout/first_difference.js";
+import { isSampledItem } from "../rollout/message.js";
 import { oneLine, reasonText, rewardStrip } from "../rollout/row_columns.js";
 import { namedValue, saidNodes } from "../rollout/said_text.js";
+import { differenceLine, mainItems, sideBySide } from "../rollout/side_by_side.js";
 import { addStepKeys } from "../rollout/step_keys.js";
 import { visibleText } from "../lib/visible_text.js";
 
-/** @typedef {import("../rollout/first_difference.js").Item} Item */
-/** @typedef {import("../rollout/first_difference.js").Difference} Difference */
-
 const AT_FIRST = 4;
-const MOST_MESSAGES = 150;
-const SPECIAL_WORDS = /** @type {Record<string, string>} */ ({ role: "the message itself", reasoning: "the reasoning", text: "the text" });
+const MOST_METRICS = 8;
 
 /** @type {import("../lib/context.js").View} */
 export const groupView = {
@@ -51,6 +47,7 @@ class GroupPage {
     const places = asked.map((index) => answer.rollouts.findIndex((/** @type {any} */ rollout) => rollout.index === index)).filter((place) => place >= 0);
     /** @type {Set<number>} places in the list of rollouts */
     this.shown = new Set(places.length > 0 ? places : shownAtFirst(answer.rollouts.length, AT_FIRST));
+    this.isCompact = route.query.get("form") === "compact";
     this.choice = h("div", { class: "choice", role: "group", "aria-label": "rollouts to show" });
     this.columns = h("div", { class: "group-place" });
     this.narrow = matchMedia("(max-width: 720px)");
@@ -91,7 +88,7 @@ class GroupPage {
       h("nav", { class: "places", "aria-label": "places of this group" },
         h("a", { href: link("rollouts", this.run, { split, step }) }, `${visibleText(split)} step ${step}`), h("span", null, `group ${group}`),
         h("a", { href: link("rollouts", this.run, { split, step, group }) }, "as a table"), h("a", { href: link("tree", [...this.run, step]) }, "prefix tree")),
-      h("dl", { class: "facts-line" },
+      h("dl", { class: "facts-line", tabindex: 0 },
         namedValue("rollouts", String(answer.num_rollouts ?? answer.rollouts.length)), namedValue("rewards, best first", rewardStrip(rewards, -1)),
         answer.dropped_because ? namedValue("dropped because", reasonText(answer.dropped_because)) : null,
         metrics.slice(0, 8).map(([name, value]) => namedValue(saidNodes(name), formatNumber(/** @type {number} */ (value))))));
@@ -99,10 +96,22 @@ class GroupPage {
 
   #drawChoice() {
     const { rollouts } = this.answer;
-    if (rollouts.length <= 2) return;
-    replace(this.choice, h("span", { class: "soft" }, `${this.shown.size} of ${rollouts.length} shown`), rollouts.map((/** @type {any} */ rollout, /** @type {number} */ place) => h("button", {
+    const form = h("button", { type: "button", "aria-pressed": String(this.isCompact), title: "a line for each rollout", "on:click": () => this.#setForm(!this.isCompact) }, "Compact");
+    if (this.isCompact || rollouts.length <= 2) {
+      replace(this.choice, form);
+      return;
+    }
+    replace(this.choice, form, h("span", { class: "soft" }, `${this.shown.size} of ${rollouts.length} shown`), rollouts.map((/** @type {any} */ rollout, /** @type {number} */ place) => h("button", {
       type: "button", class: "choice-item", "aria-pressed": String(this.shown.has(place)), "on:click": () => this.#toggle(place),
     }, `${rollout.index}: ${formatNumber(rollout.reward)}`)));
+  }
+
+  /** @param {boolean} isCompact */
+  #setForm(isCompact) {
+    this.isCompact = isCompact;
+    setQuery({ form: isCompact ? "compact" : null });
+    this.#drawChoice();
+    this.#drawColumns();
   }
 
   /** @param {number} place */
@@ -117,68 +126,36 @@ class GroupPage {
 
   #drawColumns() {
     const rollouts = [...this.shown].sort((a, b) => a - b).map((place) => this.answer.rollouts[place]);
-    const conversations = /** @type {Item[][]} */ (rollouts.map((rollout) => rollout.histories[0]?.items ?? []));
-    const numAlike = rollouts.length > 1 ? numAlikeItems(conversations) : 0;
-    const end = Math.min(numAlike + MOST_MESSAGES, Math.max(...conversations.map((items) => items.length)));
-    const base = rollouts[0];
-    const columns = rollouts.map((rollout, place) => {
-      const difference = place === 0 ? null : firstDifference(conversations[0], conversations[place]);
-      return this.#column(rollout, conversations[place], { difference, isBase: place === 0, numAlike, end, base: conversations[0] });
-    });
-    const isStacked = this.narrow.matches;
-    const grid = h("div", { class: "group-scroll", tabindex: 0, role: "region", style: { "--columns": columns.length, "--rows": Math.max(1, end - numAlike) } },
-      isStacked ? null : h("div", { class: "group-heads" }, columns.map((column) => column.head)),
-      h("div", { class: "group-columns" }, columns.map((column) => h("section", { class: "group-column", "aria-label": column.label }, isStacked ? column.head : null, column.cells))));
-    replace(this.columns, numAlike > 0 ? this.#alike(conversations[0].slice(0, numAlike)) : null, grid,
-      conversations.some((items) => items.length > end) ? h("p", { class: "soft" }, `The first ${MOST_MESSAGES} messages after the common ones are shown; a rollout's own page has all.`) : null);
-    grid.setAttribute("aria-label", `${plural(columns.length, "rollout")}, compared with rollout ${base.index}`);
+    if (this.isCompact) {
+      replace(this.columns, this.#compactTable());
+      return;
+    }
+    replace(this.columns, sideBySide(rollouts.map((rollout) => ({ rollout, href: this.#hrefOf(rollout), label: `rollout ${rollout.index}` })), { isStacked: this.narrow.matches, base: "the best" }));
   }
 
-  /** @param {Item[]} items the messages that all shown rollouts have alike */
-  #alike(items) {
-    const body = h("div", { class: "messages" });
-    const details = h("details", { class: "alike" }, h("summary", null, `${plural(items.length, "message")} alike`), body);
-    details.addEventListener("toggle", () => {
-      if (details.open && body.childElementCount === 0) replace(body, items.map((item, number) => messageView(item, { number, toolNames: toolNamesOf(items) })));
-    });
-    return details;
+  /** @param {any} rollout */
+  #hrefOf(rollout) {
+    return link("rollout", [...this.run, rollout.split, rollout.step, rollout.group, rollout.index]);
   }
 
-  /** @param {any} rollout @param {Item[]} items
-   * @param {{ difference: Difference|null, isBase: boolean, numAlike: number, end: number, base: Item[] }} about */
-  #column(rollout, items, about) {
-    const toolNames = toolNamesOf(items);
-    const href = link("rollout", [...this.run, rollout.split, rollout.step, rollout.group, rollout.index]);
-    const { difference, numAlike } = about;
-    const cells = items.slice(numAlike, about.end).map((item, place) => {
-      const number = numAlike + place;
-      const isSame = difference !== null && number < difference.item;
-      return isSame ? h("p", { class: "same-as-best soft" }, `message ${number + 1} (${speakerOf(item)}) as in the best`)
-        : messageView(item, { number, toolNames, difference: difference?.item === number ? difference : null });
-    });
-    const first = cells[(difference?.item ?? 0) - numAlike];
-    const head = h("header", { class: "column-head" },
-      h("div", { class: "row" }, h("a", { href }, `rollout ${rollout.index}`), h("strong", null, formatNumber(rollout.reward)),
-          h("span", { class: "soft" }, `advantage ${formatSigned(rollout.advantage)}`),
-          rollout.judge ? h("span", { class: "soft", title: oneLine(rollout.judge.explanation, 1000) }, `judge ${formatNumber(rollout.judge.score)}`) : null,
-          rollout.outcome === "ok" ? null : h("span", { class: "bad" }, rollout.outcome.replace("_", " "))),
-        about.isBase ? h("p", { class: "soft" }, "The others are compared with this one.") : differenceLine(difference, items, about.base, first));
-    return { head, cells, label: `rollout ${rollout.index}` };
+  /** All rollouts, a line each: numbers, where it leaves the best, and what it said last. */
+  #compactTable() {
+    const { rollouts } = this.answer;
+    const metrics = [...new Set(rollouts.flatMap((/** @type {any} */ rollout) => Object.keys(rollout.metrics)))].slice(0, MOST_METRICS);
+    const number = (/** @type {import("../lib/dom.js").Child} */ text) => h("td", { class: "number" }, text);
+    const best = mainItems(rollouts[0]);
+    const titles = ["rollout", "reward", "advantage", ...metrics.map((name) => oneLine(name, 40)), "turns", "tokens", "stop", "leaves the best", "said last"];
+    return h("div", { class: "scroll", tabindex: 0 }, h("table", { class: "compact-group" },
+      h("thead", null, h("tr", null, titles.map((title, at) => h("th", { scope: "col", class: at > 0 && at < metrics.length + 5 ? "number" : null }, title)))),
+      h("tbody", null, rollouts.map((/** @type {any} */ rollout, /** @type {number} */ place) => {
+        const items = mainItems(rollout);
+        const last = items.findLast(isSampledItem);
+        const said = last ? [last.text, ...(last.tool_calls ?? []).map((call) => `${call.name} ${call.arguments}`)].filter(Boolean).join(" ") : "";
+        return h("tr", { class: rollout.outcome === "ok" ? null : "has-fault" },
+          h("td", null, h("a", { href: this.#hrefOf(rollout) }, `rollout ${rollout.index}`)), number(formatNumber(rollout.reward)), number(formatSigned(rollout.advantage)),
+          metrics.map((name) => number(formatNumber(rollout.metrics[name] ?? null))), number(String(rollout.num_turns)), number(formatCount(rollout.num_tokens)), h("td", null, oneLine(rollout.stop)),
+          h("td", null, place === 0 ? h("span", { class: "soft" }, "is the best") : differenceLine(firstDifference(best, items), items, best, { base: "the best" })),
+          h("td", { class: "said-last", title: oneLine(said, 600) }, oneLine(said, 120) || "-"));
+      }))));
   }
-}
-
-/** Where a rollout leaves the best one, with the words there; a click goes to the message.
- * @param {Difference|null} difference @param {Item[]} items @param {Item[]} base @param {HTMLElement|undefined} message */
-function differenceLine(difference, items, base, message) {
-  if (difference === null) return h("p", { class: "soft" }, "No difference in its messages.");
-  const textOf = (/** @type {Item|undefined} */ item) => (item ? partsOf(item).find((part) => part.key === difference.part)?.text : undefined);
-  const [ours, theirs] = [textOf(items[difference.item]), textOf(base[difference.item])];
-  const words = (/** @type {string|undefined} */ text) => (text === undefined ? "nothing" : h("code", { class: "words" }, oneLine(aroundDifference(text, difference.char, 24).after, 26) || "(end)"));
-  const what = SPECIAL_WORDS[difference.part] ?? difference.part.replace(/^call (\d+)/, (_, number) => `call ${Number(number) + 1}:`);
-  const jump = () => {
-    message?.scrollIntoView({ block: "center" });
-    message?.querySelector(".differs-here")?.classList.add("is-lit");
-  };
-  return h("p", { class: "differs-line" }, h("button", { type: "button", class: "as-link", "on:click": jump }, `differs in message ${difference.item + 1}`),
-    difference.part === "role" ? null : [` (${what}): `, words(ours), " where the best has ", words(theirs)]);
 }

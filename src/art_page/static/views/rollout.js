@@ -6,9 +6,11 @@ import { formatNumber, formatSeconds, formatSigned, plural } from "../lib/format
 import { go, link, setQuery } from "../lib/router.js";
 import { missing, showWhenLoaded } from "../lib/states.js";
 import { showBranches } from "../rollout/branches.js";
+import { requestText } from "../rollout/copies.js";
 import { showConversation } from "../rollout/conversation.js";
 import { showJudge } from "../rollout/judge.js";
 import { showRecord } from "../rollout/record.js";
+import { differenceTools } from "../rollout/marked.js";
 import { reasonText } from "../rollout/row_columns.js";
 import { saidNodes } from "../rollout/said_text.js";
 import { addStepKeys } from "../rollout/step_keys.js";
@@ -103,6 +105,7 @@ class RolloutPage {
       history: Number(query.get("history") ?? 0) || 0,
       chooseHistory: (history) => this.open("conversation", { history: history === 0 ? null : history }),
       tokensHref: (exchange) => this.#href({ tab: "tokens", exchange }),
+      requestText: (exchange) => requestText(this.path, exchange),
     });
     if (this.rollout.missing) this.body.prepend(missing(this.rollout.missing));
   }
@@ -137,8 +140,9 @@ class RolloutPage {
         h("a", { href: link("group", [...this.run, split, step, group]) }, `group ${group}`),
         h("span", null, `rollout ${index}`),
         h("a", { href: link("tree", [...this.run, step]) }, "prefix tree"),
+        differenceTools([...this.run, ...this.key]),
         neighbour(rollout.previous, "previous", "key k"), neighbour(rollout.next, "next", "key j")),
-      h("dl", { class: "facts-line" }, this.#facts().map(([name, value, kind]) => h("div", { class: kind || null }, h("dt", null, name), h("dd", null, saidNodes(value))))));
+      h("dl", { class: "facts-line", tabindex: 0 }, this.#facts().map(([name, value, kind]) => h("div", { class: kind || null }, h("dt", null, name), h("dd", null, saidNodes(value))))));
   }
 
   /** @returns {[string, string, string][]} */

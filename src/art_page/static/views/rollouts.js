@@ -8,9 +8,11 @@ import { empty, failed } from "../lib/states.js";
 import { makeTable } from "../lib/table.js";
 import { FILTERS, RolloutFilters } from "../rollout/filters.js";
 import { columnsFor } from "../rollout/row_columns.js";
+import { visibleText } from "../lib/visible_text.js";
 import { nextStep, rangesOf } from "../rollout/step_keys.js";
 
 const REFRESH_S = 10;
+const DEFAULT_METRICS = 2;
 
 /** @type {import("../lib/context.js").View} */
 export const rolloutsView = {
@@ -20,6 +22,11 @@ export const rolloutsView = {
     new RolloutsPage(root, route, ctx, run).start();
   },
 };
+
+/** A metric's column sorts by "metric NAME". @param {string|null} sort */
+function sortOf(sort) {
+  return sort?.startsWith("metric ") ? { sort: "metric", sort_metric: sort.slice("metric ".length) } : { sort };
+}
 
 class RolloutsPage {
   /** @param {HTMLElement} root @param {import("../lib/router.js").Route} route @param {import("../lib/context.js").Context} ctx @param {any} run */
@@ -31,12 +38,14 @@ class RolloutsPage {
     this.query = new URLSearchParams(route.query);
     this.count = h("p", { class: "table-count", role: "status" });
     this.place = h("div", null);
+    /** @type {string[]|null} names of the task's metrics, once they are known */ this.metrics = null;
+    this.columnChoice = h("details", { class: "column-choice", hidden: true });
     this.filters = new RolloutFilters(run, this.query, (changes) => this.#change(changes));
     /** @type {import("../lib/table.js").Table|null} */ this.table = null;
   }
 
   start() {
-    replace(this.root, h("h1", { class: "unseen" }, "Rollouts"), this.filters.element, this.count, this.place);
+    replace(this.root, h("h1", { class: "unseen" }, "Rollouts"), this.filters.element, h("div", { class: "head" }, this.count, this.columnChoice), this.place);
     const narrow = matchMedia("(max-width: 720px)");
     narrow.addEventListener("change", () => this.#makeTable(narrow.matches), { signal: this.ctx.signal });
     this.#makeTable(narrow.matches);
@@ -58,7 +67,7 @@ class RolloutsPage {
     const at = this.query.get("at");
     const table = makeTable({
       label: "rollouts", signal: this.ctx.signal,
-      columns: columnsFor(this.args, { isNarrow, hasText: this.query.has("text"), hasSplit: this.query.has("split") || this.run.splits.length < 2, hasStep: this.query.has("step") }),
+      columns: columnsFor(this.args, { isNarrow, hasText: this.query.has("text"), hasSplit: this.query.has("split") || this.run.splits.length < 2, hasStep: this.query.has("step"), metrics: this.#shownMetrics() }),
       order: { sort: this.query.get("sort") ?? "step", descending: this.query.get("sort") === null || this.query.get("descending") === "true" },
       onOrder: ({ sort, descending }) => this.#keep({ sort, descending: descending ? "true" : "false", at: null }),
       load: (offset, limit, order) => this.#load(offset, limit, order),
@@ -84,10 +93,38 @@ class RolloutsPage {
   /** @param {number} offset @param {number} limit @param {{ sort: string|null, descending: boolean }} order */
   async #load(offset, limit, order) {
     const filters = Object.fromEntries(FILTERS.map((name) => [name, this.query.get(name)]));
-    const answer = await get(`runs/${this.args[0]}/${this.args[1]}/rollouts`, { ...filters, sort: order.sort, descending: order.descending, offset, limit }, this.ctx.signal);
-    if (offset === 0) this.filters.setChoices(answer.stops ?? [], answer.dropped ?? []);
+    const answer = await get(`runs/${this.args[0]}/${this.args[1]}/rollouts`, { ...filters, ...sortOf(order.sort), descending: order.descending, offset, limit }, this.ctx.signal);
+    if (offset === 0) this.filters.setChoices(answer.stops ?? [], answer.dropped ?? [], answer.metrics ?? []);
+    if (offset === 0) this.#setMetrics(answer.metrics ?? []);
     this.#showCount(answer);
     return answer;
+  }
+
+  /** The task's metrics that have a column: those that the address names, else the one that the run is judged by and that of the filter. */
+  #shownMetrics() {
+    const asked = this.query.get("columns");
+    if (asked !== null) return asked.split(",").filter(Boolean);
+    const known = this.metrics ?? [];
+    const first = [this.query.get("metric"), this.run.headline?.metric, ...known].filter((name) => name && known.includes(name));
+    return [...new Set(/** @type {string[]} */ (first))].slice(0, DEFAULT_METRICS);
+  }
+
+  /** @param {string[]} metrics */
+  #setMetrics(metrics) {
+    if (this.metrics !== null && metrics.join("\n") === this.metrics.join("\n")) return;
+    this.metrics = metrics;
+    this.columnChoice.hidden = metrics.length === 0;
+    const shown = this.#shownMetrics();
+    replace(this.columnChoice, h("summary", null, "Columns"), h("fieldset", { class: "row" }, h("legend", { class: "unseen" }, "Metrics with a column"), metrics.map((name) => h("label", null,
+      h("input", { type: "checkbox", checked: shown.includes(name), "on:change": (/** @type {Event} */ event) => this.#toggleMetric(name, /** @type {HTMLInputElement} */ (event.target).checked) }), visibleText(name)))));
+    if (shown.length > 0) this.#makeTable(matchMedia("(max-width: 720px)").matches);
+  }
+
+  /** @param {string} name @param {boolean} isShown */
+  #toggleMetric(name, isShown) {
+    const others = this.#shownMetrics().filter((one) => one !== name);
+    this.#keep({ columns: (isShown ? [...others, name] : others).join(",") || "," });
+    this.#makeTable(matchMedia("(max-width: 720px)").matches);
   }
 
   /** @param {any} answer a `RolloutPage` */
@@ -109,7 +146,7 @@ class RolloutsPage {
 
   /** Filters changed. @param {Record<string, string|null>} changes */
   #change(changes) {
-    const columnsChange = ["text", "split", "step"].some((name) => name in changes && (changes[name] ?? "") !== (this.query.get(name) ?? "") && (!changes[name] || !this.query.get(name)));
+    const columnsChange = ["text", "split", "step", "metric"].some((name) => name in changes && (changes[name] ?? "") !== (this.query.get(name) ?? "") && (name === "metric" || !changes[name] || !this.query.get(name)));
     this.#keep({ ...changes, at: null });
     this.filters.show(this.query);
     if (columnsChange) this.#makeTable(matchMedia("(max-width: 720px)").matches);

@@ -2,13 +2,13 @@
 import { get } from "../lib/api.js";
 import { chart } from "../lib/chart.js";
 import { h, replace } from "../lib/dom.js";
-import { formatAge, formatCount, formatInterval, formatSeconds, formatUsd } from "../lib/format.js";
+import { formatAge, formatBounds, formatCount, formatFixed, formatInterval, formatSeconds, formatSigned, formatUsd, plural, UNKNOWN } from "../lib/format.js";
 import { link, setQuery } from "../lib/router.js";
 import { empty, orShowFailure, showWhenLoaded } from "../lib/states.js";
 import { mainPanes, paneFormat } from "../curves/main_panes.js";
-import { baseModelText, headlineText, rewardText, stateChip } from "../parts/run_summary.js";
+import { labelLine } from "../parts/run_labels.js";
+import { baseModelText, outcomeText, rewardText, stateChip } from "../parts/run_summary.js";
 import { findingList, groupFindings, pinsOf } from "../parts/findings.js";
-import { settingsList } from "../parts/settings_table.js";
 import { StepPanel } from "../parts/step_panel.js";
 
 /** @type {import("../lib/context.js").View} */
@@ -43,35 +43,40 @@ class RunPage {
     this.picked = null;
     this.text = "";
     this.top = h("div", { class: "run-top" });
+    this.labels = h("div");
+    this.labelText = "";
     this.curves = h("div", { class: "panes" });
     this.findings = h("section", { class: "run-findings", "aria-label": "Findings" });
-    this.settings = h("details", { class: "run-settings" });
     this.panel = new StepPanel(this.run, ctx.signal, (chosen) => this.choose(chosen));
   }
 
   async start() {
     const load = () => get(this.path, {}, this.ctx.signal);
     await showWhenLoaded(this.root, this.ctx.signal, load, (detail) => {
-      replace(this.root, this.top, h("div", { class: "run-body" }, this.curves, this.findings), this.panel.element, this.settings);
+      replace(this.root, this.top, this.labels, h("div", { class: "run-body" }, this.curves, this.findings), this.panel.element);
       this.fill(detail);
     });
     this.ctx.keys([
       { key: "[", text: "previous step", run: () => this.panel.move(-1) },
       { key: "]", text: "next step", run: () => this.panel.move(1) },
     ]);
-    this.ctx.refreshEvery(2, async () => this.fill(await load()));
+    this.ctx.refreshEvery(2, () => this.reload());
+  }
+
+  async reload() {
+    this.fill(await get(this.path, {}, this.ctx.signal));
   }
 
   /** @param {any} detail */
   fill(detail) {
     const now = Date.now() / 1000;
     this.drawTop(detail, now);
+    this.drawLabels(detail.labels);
     const text = JSON.stringify([detail.step, detail.metrics.length, detail.metrics[0]?.num_points, detail.all_findings.length, detail.num_rollouts]);
     if (text === this.text) return;
     if (this.text !== "") this.ctx.announce(`Step ${detail.step}, reward ${formatInterval(detail.reward)}, ${detail.state}`);
     this.text = text;
     this.drawFindings(detail);
-    replace(this.settings, h("summary", null, "Settings"), settingsList(detail.settings));
     orShowFailure(this.curves, this.ctx.signal, () => this.drawCurves(detail));
     this.panel.show(this.chosen ?? detail.step);
   }
@@ -81,24 +86,56 @@ class RunPage {
    * @param {number} now
    */
   drawTop(run, now) {
-    const failure = run.state === "failed" ? run.jobs.find((/** @type {any} */ job) => job.error) : null;
+    const failure = run.state === "failed" && !run.outcome?.why.length ? run.jobs.find((/** @type {any} */ job) => job.error) : null;
     /** @type {[string, import("../lib/dom.js").Child][]} */
     const figures = [
-      ...(run.headline ? [/** @type {[string, import("../lib/dom.js").Child]} */ ([`${run.headline.split}/${run.headline.metric}`, h("a", { href: link("checkpoints", this.run) }, headlineText(run.headline))])] : []),
-      [run.main_metric ?? "reward", rewardText(run.reward)],
-      ["step", formatCount(run.step)],
-      ["rollouts", h("a", { href: link("rollouts", this.run) }, formatCount(run.num_rollouts))],
-      ["per step", formatSeconds(run.seconds_per_step)],
+      ...this.headFigures(run),
+      ["training reward", rewardText(run.training_reward ?? run.reward)],
+      ["steps", run.num_steps ? `${formatCount(run.step)} of ${formatCount(run.num_steps)}` : formatCount(run.step)],
+      ["time", h("span", { title: `wall time of all steps, without evaluations and pauses; ${formatSeconds(run.seconds_per_step)} per step` }, formatSeconds(run.seconds))],
       ["cost", h("a", { href: link("costs", this.run) }, formatUsd(run.costs_usd))],
+      ["rollouts", h("a", { href: link("rollouts", this.run) }, formatCount(run.num_rollouts))],
       ["base model", baseModelText(run.base_model)],
       ["updated", formatAge(run.updated_at, now)],
     ];
     if (run.eta_s !== null && run.eta_s !== undefined) figures.splice(figures.length - 3, 0, ["done in", formatSeconds(run.eta_s)]);
     if (this.top.contains(document.activeElement)) return;
+    const said = run.outcome?.why ?? [];
     replace(this.top,
-      h("div", { class: "row" }, h("h1", { class: "unseen" }, `${run.project}/${run.name}`), stateChip(run.state), run.now ? h("span", null, run.now) : null),
+      h("div", { class: "row" }, h("h1", { class: "unseen" }, `${run.project}/${run.name}`), stateChip(run.state), outcomeText(run.outcome), run.now && !said.includes(run.now) ? h("span", null, run.now) : null),
+      said.map((/** @type {string} */ text) => h("p", { class: run.state === "failed" ? "state-failed" : "soft" }, text)),
       failure ? h("p", { class: "state-failed" }, `The newest job failed: ${failure.error}`) : null,
       h("dl", { class: "figures" }, figures.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
+  }
+
+  /** @param {import("../parts/run_labels.js").Labels} labels */
+  drawLabels(labels) {
+    const text = JSON.stringify(labels);
+    if (text === this.labelText) return;
+    this.labelText = text;
+    const focused = [...this.labels.querySelectorAll("button")].findIndex((one) => one === document.activeElement);
+    replace(this.labels, labelLine(this.run.join("/"), labels, () => this.reload()));
+    this.labels.querySelectorAll("button")[focused]?.focus({ preventScroll: true });
+  }
+
+  /**
+   * The task's own metric on held-out rollouts: before, after, and the paired difference.
+   * @param {any} run
+   * @returns {[string, import("../lib/dom.js").Child][]}
+   */
+  headFigures({ headline }) {
+    if (!headline) return [["held-out", h("span", { class: "soft" }, "not measured")]];
+    const { a, b, before, after, difference, metric, split } = headline;
+    const name = `${metric} on ${split === "train" ? split : "held-out"}`;
+    /** @param {any} value */
+    const estimate = (value) => (value ? h("span", { title: `split ${split}, ${plural(value.num, "rollout")}, 95 % interval` }, formatFixed(value.mean), h("span", { class: "soft" }, value.low === null ? "" : ` ${formatBounds(value.low, value.high)}`)) : UNKNOWN);
+    if (a === b) return [[`${name}, step ${b}`, estimate(after)]];
+    const isKnown = difference && difference.low !== null;
+    const look = !isKnown || (difference.low <= 0 && difference.high >= 0) ? null : difference.mean > 0 ? "good" : "bad";
+    return [
+      [`${name}, before`, estimate(before)], [`after, step ${b}`, estimate(after)],
+      ["difference", difference ? h("a", { href: link("checkpoints", this.run, { a, b }), title: `paired difference on ${plural(headline.num_scenarios, "scenario")}, 95 % interval` }, h("span", { class: look }, formatSigned(difference.mean)), h("span", { class: "soft" }, isKnown ? ` [${formatSigned(difference.low)}, ${formatSigned(difference.high)}]` : "")) : UNKNOWN],
+    ];
   }
 
   /** @param {any} detail */

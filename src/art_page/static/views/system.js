@@ -1,7 +1,9 @@
 /** System: processes, memory, queues, throughput, jobs and disk of the server. */
 import { get, getSession } from "../lib/api.js";
+import { chart } from "../lib/chart.js";
+import { categorical } from "../lib/colours.js";
 import { h, replace } from "../lib/dom.js";
-import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, plural } from "../lib/format.js";
+import { formatBytes, formatCount, formatNumber, formatPercent, formatSeconds, plural, UNKNOWN } from "../lib/format.js";
 import { link } from "../lib/router.js";
 import { missing, showWhenLoaded } from "../lib/states.js";
 
@@ -16,12 +18,17 @@ export const systemView = {
       return;
     }
     const load = () => get("system", {}, ctx.signal);
-    const draw = (/** @type {SystemAnswer} */ answer) => replace(root, drawSystem(answer));
+    const curves = new SystemCurves();
+    const draw = (/** @type {SystemAnswer} */ answer) => {
+      replace(root, drawSystem(answer, curves.element));
+      curves.update(answer);
+    };
     await showWhenLoaded(root, ctx.signal, load, draw);
     ctx.refreshEvery(2, async () => {
       const answer = await load();
       if (!ctx.signal.aborted && !isReading(root)) draw(answer);
     });
+    return () => curves.destroy();
   },
 };
 
@@ -35,11 +42,37 @@ function isReading(root) {
   return hasMarked || root.contains(document.activeElement);
 }
 
-/** @param {SystemAnswer} answer */
-function drawSystem(answer) {
+const CURVES = /** @type {[string, string, (value: number | null) => string][]} */ ([
+  ["Sampled tokens per second", "sampled_per_s", formatNumber], ["Trained tokens per second", "trained_per_s", formatNumber],
+  ["Requests", "num_requests", formatCount], ["Memory of the processes", "rss_bytes", formatBytes],
+]);
+
+/** Curves of the server's last hour. They stay while the view is drawn again. */
+class SystemCurves {
+  constructor() {
+    const axis = { word: "time", format: (/** @type {number | null} */ value) => (value === null ? UNKNOWN : value > -1 ? "now" : `${formatSeconds(-value)} ago`) };
+    this.charts = CURVES.map(([title, , format], at) => chart({ title, lines: [], format, axis, height: 120, cursor: "system", hint: at === 2 ? "Requests that wait or are computed" : null }));
+    this.element = h("section", { class: "system-curves", "aria-label": "The last hour" }, this.charts.map((one) => one.element));
+  }
+
+  /** @param {SystemAnswer} answer */
+  update({ at: now, history }) {
+    this.element.hidden = history.at.length === 0;
+    const steps = history.at.map((/** @type {number} */ at) => at - now);
+    CURVES.forEach(([, key], at) => this.charts[at].update({ lines: steps.length > 0 ? [{ label: "last hour", colour: categorical(at), steps, mean: history[key], marks: false }] : [] }));
+  }
+
+  destroy() {
+    for (const one of this.charts) one.destroy();
+  }
+}
+
+/** @param {SystemAnswer} answer @param {HTMLElement} curves */
+function drawSystem(answer, curves) {
   return [
     h("div", { class: "head" }, h("h1", null, "System")),
     systemFigures(answer),
+    curves,
     answer.is_whole ? null : h("p", { class: "soft" }, "This key sees one project: the processes and the machine are shown to keys for all projects."),
     answer.is_whole ? listed("Processes", processTable(answer.processes)) : null,
     answer.is_whole ? listed("Engines", answer.engines.length > 0 ? engineTable(answer.engines) : nothing("No engine is up.")) : null,
@@ -64,7 +97,7 @@ function systemFigures({ at, started_at: startedAt, disk, memory_bytes: memory, 
     ["free disk", disk === null ? null : `${formatBytes(disk.free_bytes)} of ${formatBytes(disk.total_bytes)}`],
     ["live viewers", formatCount(numViewers)],
   ];
-  return h("dl", { class: "figures" }, figures.filter(([, text]) => text !== null).map(([word, text]) => h("div", null, h("dt", null, word), h("dd", null, text))));
+  return h("dl", { class: "figures" }, figures.map(([word, text]) => h("div", null, h("dt", null, word), h("dd", null, text ?? UNKNOWN))));
 }
 
 /**
@@ -105,11 +138,11 @@ function processTable(processes) {
   return plainTable(["Process", "State", "Does", "#Requests", "#Policies", "Runs on", "#pid", "#Memory", "#Restarts"], processes.map((one) => [
     one.name,
     h("span", { class: `chip ${looks[one.state] ?? ""}` }, one.state),
-    one.doing === null ? "" : `${one.doing}${one.doing_s === null || one.doing_s < 2 ? "" : `, for ${formatSeconds(one.doing_s)}`}`,
-    one.num_requests === null ? "" : formatCount(one.num_requests),
-    one.num_requests === null ? "" : policyCount(one),
-    one.place ?? "",
-    one.pid === null ? "" : String(one.pid),
+    one.doing === null ? UNKNOWN : `${one.doing}${one.doing_s === null || one.doing_s < 2 ? "" : `, for ${formatSeconds(one.doing_s)}`}`,
+    formatCount(one.num_requests),
+    one.num_requests === null ? UNKNOWN : policyCount(one),
+    one.place ?? UNKNOWN,
+    one.pid === null ? UNKNOWN : String(one.pid),
     formatBytes(one.rss_bytes),
     one.num_restarts === 0 ? "0" : h("span", { class: "note", title: one.last_end ?? "" }, formatCount(one.num_restarts)),
   ]));
@@ -129,7 +162,7 @@ function policyCount(engine) {
 function engineTable(engines) {
   return plainTable(["Engine", "Base model", "#Requests computed", "#Requests waiting", "#Adapters", "Cache of keys and values"], engines.map((one) => [
     one.name, one.base_model, formatCount(one.num_running), formatCount(one.num_waiting), formatCount(one.num_adapters),
-    one.kv_cache_share === null ? "" : shareBar(one.kv_cache_share, formatPercent(one.kv_cache_share)),
+    one.kv_cache_share === null ? UNKNOWN : shareBar(one.kv_cache_share, formatPercent(one.kv_cache_share)),
   ]));
 }
 
@@ -146,7 +179,7 @@ function clusterSections({ kind, nodes, actors, workers, free, store_bytes: stor
     ]))));
   }
   if (actors.length > 0) {
-    sections.push(listed("Actors", plainTable(["Actor", "Runs on", "#Starts"], actors.map((/** @type {any} */ one) => [one.name, one.machines.join(", ") || "not placed", formatCount(one.starts)]))));
+    sections.push(listed("Actors", plainTable(["Actor", "Runs on", "#Starts"], actors.map((/** @type {any} */ one) => [one.name, one.machines.join(", ") || one.problem || "not placed", formatCount(one.starts)]))));
   }
   sections.push(listed("Workers", workers.length === 0 ? nothing("No worker has come.") : plainTable(["Worker", "Machine", "#pid", "State"], workers.map((/** @type {any} */ one) => [
     one.kind, one.machine, String(one.pid), one.state,

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from art.metrics.verdicts import RunEnd
 from art.protocol.live import Activity, JobActivity
 from art.protocol.training import JobProgress
 from art.storage.layout import DataDir
 from art_page.run_answers import RunJob
-from art_page.run_files import RunFacts, describe_run, read_num_steps
+from art_page.run_files import RunFacts, describe_outcome, describe_run, read_course
 
 FACTS = RunFacts(step=12, seconds_per_step=2.5, num_steps=20, training_job=None, is_used=True)
 CALM = Activity(
@@ -80,7 +81,7 @@ def test_a_failed_step_is_said_until_something_happens() -> None:
     ("state", "is_used", "expected"),
     [
         ("running", True, "training"), ("running", False, "waiting"), ("queued", True, "waiting"),
-        ("succeeded", True, "idle"), ("succeeded", False, "finished"),
+        ("succeeded", True, "idle"), ("succeeded", False, "stopped"),
     ],
 )  # fmt: skip
 def test_files_alone_tell_the_state(state: str, is_used: bool, expected: str) -> None:
@@ -88,6 +89,28 @@ def test_files_alone_tell_the_state(state: str, is_used: bool, expected: str) ->
     assert now.state == expected
     if (state, is_used) == ("running", False):
         assert now.now == "Step 13 was not finished; it goes on when a server starts on this directory."
+
+
+def test_what_a_recipe_has_left_is_said_while_nothing_happens() -> None:
+    why = ["The run ended early, at step 12 of 20: the game server is down"]
+    end = RunEnd(ending="failed", step=12, kind="bad", what="It failed at step 12 of 20", why=why)
+    for facts, activity in ((replace(FACTS, end=end, is_used=False), None), (replace(FACTS, end=end), CALM)):
+        now = describe_run(facts, activity)
+        assert (now.state, now.now) == ("failed", why[0])
+        outcome = describe_outcome(facts, now.state, None)
+        assert outcome is not None
+        assert (outcome.kind, outcome.text, outcome.why) == ("bad", end.what, why)
+    stopped = replace(FACTS, end=end.model_copy(update={"ending": "stopped"}), is_used=False)
+    assert describe_run(replace(stopped, training_job=job("running")), None).state == "stopped"
+
+
+def test_without_a_record_the_files_say_what_was_achieved() -> None:
+    killed = replace(FACTS, is_used=False)
+    outcome = describe_outcome(killed, describe_run(killed, None).state, None)
+    assert outcome is not None
+    assert outcome.text == "It was stopped at step 12 of 20"
+    assert describe_outcome(FACTS, "training", None) is None
+    assert describe_outcome(FACTS, "idle", None) is None, "between two steps"
 
 
 def test_a_finished_run_says_how_many_steps_are_done() -> None:
@@ -100,10 +123,10 @@ def test_a_finished_run_says_how_many_steps_are_done() -> None:
 def test_the_number_of_steps_is_what_the_loop_has_said(tmp_path: Path) -> None:
     paths = DataDir(tmp_path).model("games", "a")
     paths.root.mkdir(parents=True)
-    assert read_num_steps(paths) is None
+    assert read_course(paths) == (None, None)
     for value, expected in ((200, 200), (0, None), ("200", None), (True, None)):
         paths.state.write_text(json.dumps({"num_steps": value, "mine": 1}))
-        assert read_num_steps(paths) == expected
+        assert read_course(paths) == (expected, None)
     paths.state.write_text("not JSON")
-    assert read_num_steps(paths) is None
+    assert read_course(paths) == (None, None)
     assert describe_run(replace(FACTS, num_steps=None), replace(CALM, jobs=(TRAINS,))).eta_s is None

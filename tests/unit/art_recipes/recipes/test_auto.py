@@ -96,7 +96,10 @@ def test_a_failed_generator_leaves_no_half_of_a_task(
             "`--num-scenarios` must be greater than or equal to 2",
         ),
         (["auto", "empty"], "the folder empty has no task.toml"),
-        (["auto", "x", "--evaluate", "-1"], "`--evaluate` must be greater than or equal to 0, got -1"),
+        (
+            ["auto", "x", "--held-out-rollouts", "-1"],
+            "`--held-out-rollouts` must be greater than or equal to 0, got -1",
+        ),
     ],
 )
 def test_wrong_calls(
@@ -139,7 +142,7 @@ def test_slugs() -> None:
 
 
 def run_of(task: DatasetTask, folder: Path, said: list[Progress], *, step: int = 0, **settings: Any) -> JudgedRun:
-    config = AutoConfig(name="m", project="p", base_model="b", data_dir=folder, evaluate=1, **settings)
+    config = AutoConfig(name="m", project="p", base_model="b", data_dir=folder, held_out_rollouts=1, **settings)
     return JudgedRun(
         config=config, model=config.make_model(), task=task, judge=Ruler("openai/j"), out=folder, step=step,
         on_progress=said.append,

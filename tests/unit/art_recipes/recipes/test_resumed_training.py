@@ -128,7 +128,7 @@ async def test_an_evaluation_from_the_log(server: CountingServer, tmp_path: Path
     await model.log(groups, split="test", step=7)
     again = logged_evaluation(model, task, step=7)
     assert again is not None
-    assert again.scores == [("a", 1), ("b", 1)], "of two evaluations of a scenario the last one counts"
+    assert again.scores == [("a", 0), ("b", 1), ("a", 1)], "all count, as on the page"
     without_ids = [Trajectory(metrics={"won": won}) for won in (0, 1, 1)]
     await model.log(without_ids, split="test", step=8)
     older = logged_evaluation(model, task, step=8)

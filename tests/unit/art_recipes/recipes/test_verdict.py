@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,11 +10,12 @@ import pytest
 
 import art
 import art.cli.main
-from art.errors import BudgetError, ConfigError
+from art.errors import ArtError, BudgetError, ConfigError, FaultRateError, TrainingError
 from art.metrics.scores import Estimate
+from art.metrics.verdicts import HeldOutChange, RunEnd
 from art.recipes import JudgedConfig, JudgedResult
 from art.rewards import Ruler
-from art.storage.history import append_row
+from art.storage.history import append_row, read_state
 from art.storage.layout import DataDir
 from art.task import Scenario, Split, Task
 from art_recipes import autorl, mcprl
@@ -36,8 +38,9 @@ def step(number: int, *, trained: bool, faults: float = 0.0) -> StepReport:
     )  # fmt: skip
 
 
-def change(low: float, high: float) -> Estimate:
-    return Estimate(mean=(low + high) / 2, low=low, high=high, count=9)
+def change(low: float, high: float) -> HeldOutChange:
+    difference = Estimate(mean=(low + high) / 2, low=low, high=high, count=9)
+    return HeldOutChange(measure="win", before=0.55, after=0.55 + difference.mean, difference=difference)
 
 
 TRAINED = [step(i, trained=True) for i in (1, 2, 3)]
@@ -46,14 +49,14 @@ TRAINED = [step(i, trained=True) for i in (1, 2, 3)]
 @pytest.mark.parametrize(
     ("changed", "kind", "what", "to_do"),
     [
-        (change(0.1, 0.3), "good", "It learnt: the score rose by +0.20 (+0.10 to +0.30)", []),
-        (change(-0.3, -0.1), "bad", "It got worse: the score changed by -0.20", ["Lower --learning-rate"]),
-        (change(-0.1, 0.2), "soft", "No clear change: the score changed by +0.05", [Remedies().unclear]),
+        (change(0.1, 0.3), "good", "It learnt: win 0.55 to 0.75, +0.20 (+0.10 to +0.30)", []),
+        (change(-0.3, -0.1), "bad", "It got worse: win 0.55 to 0.35, -0.20", ["Lower --learning-rate"]),
+        (change(-0.1, 0.2), "soft", "No clear change: win 0.55 to 0.60, +0.05", [Remedies().unclear]),
         (None, "soft", "3 steps were trained, up to step 3 of 3; no comparison", []),
     ],
 )
-def test_what_a_comparison_shows(changed: Estimate | None, kind: str, what: str, to_do: list[str]) -> None:
-    course = Course(step=3, num_steps=3, reports=TRAINED, measure="the score", change=changed)
+def test_what_a_comparison_shows(changed: HeldOutChange | None, kind: str, what: str, to_do: list[str]) -> None:
+    course = Course(step=3, num_steps=3, reports=TRAINED, change=changed)
     verdict = reach_verdict(course, Remedies())
     assert (verdict.kind, verdict.why, verdict.to_do) == (kind, [], to_do)
     assert verdict.what.startswith(what)
@@ -72,8 +75,9 @@ def test_nothing_was_trained_because_the_policy_spoils_its_rollouts() -> None:
 
 def test_steps_without_spread_and_an_end_before_the_end() -> None:
     reports = [*TRAINED[:1], *(step(2, trained=False) for _ in range(3))]
-    course = Course(step=1, num_steps=20, reports=reports, stopped="the judge is down", measure="m")
+    course = Course(step=1, num_steps=20, reports=reports, ending="failed", stopped="the judge is down")
     verdict = reach_verdict(course, Remedies())
+    assert (verdict.kind, verdict.what) == ("bad", "It failed at step 1 of 20")
     assert verdict.why == [
         "The run ended early, at step 1 of 20: the judge is down",
         "3 of 4 steps were not trained: all rewards of each group were equal in 3",
@@ -104,7 +108,7 @@ def test_the_report_of_a_run_that_trained_nothing(tmp_path: Path, capsys: pytest
 
 def test_the_report_of_a_run_that_learnt(tmp_path: Path) -> None:
     report = report_of(tmp_path, compared((0.1, 0.9), (0.2, 0.9)), reports=TRAINED)
-    assert report.verdict.what.startswith("It learnt: the judged score on held-out scenarios rose by +0.75")
+    assert report.verdict.what.startswith("It learnt: judged score on held-out scenarios 0.15 to 0.90, +0.75")
     assert report.faults[0].startswith("Nothing")
 
 
@@ -129,7 +133,7 @@ async def test_the_exit_code_tells_whether_anything_was_trained(
 
     for name, stand_in in (("train", train), ("book_last", nothing)):
         monkeypatch.setattr(judged_run, name, stand_in)
-    config = JudgedConfig(name="m", project="p", base_model="b", data_dir=tmp_path, evaluate=0)
+    config = JudgedConfig(name="m", project="p", base_model="b", data_dir=tmp_path, held_out_rollouts=0)
     run = JudgedRun(
         config=config, model=config.make_model(), task=DatasetTask.__new__(DatasetTask), judge=Ruler("openai/j"),
         out=tmp_path,
@@ -152,7 +156,7 @@ def test_art_train_says_what_came_of_it(
     assert art.cli.main.main(command) == (0 if trained else EXIT_UNTRAINED)
     shown = capsys.readouterr().out
     if trained:
-        assert "1 steps were trained, up to step 1 of 1." in shown
+        assert "1 step was trained, up to step 1 of 1; no comparison with the untrained policy was made." in shown
     else:
         assert "Nothing was trained in 1 steps: all rewards of each group were equal." in shown
     assert "why: 80% of the rollouts were faults of the policy itself" in shown
@@ -187,11 +191,39 @@ async def test_one_win_more_is_not_learning(
         return []
 
     train_by(monkeypatch, train_task)
-    result = await art.recipes.train(task, "b", data_dir=tmp_path, steps=1, evaluate=200)
+    result = await art.recipes.train(task, "b", data_dir=tmp_path, steps=1, held_out=200)
     assert result.verdict is not None
     assert result.verdict.kind == kind
     assert result.change is not None
     assert (result.change.mean, result.change.count) == (num_wins / 200, 200)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending", "what"),
+    [
+        (FaultRateError("9 of 10 rollouts failed"), "failed", "It failed at step 1 of 4"),
+        (TrainingError("no spread in 3 steps"), "stopped", "It was stopped at step 1 of 4"),
+        (BudgetError("1 of 1 USD spent"), "stopped", "It was stopped at step 1 of 4"),
+    ],
+)
+async def test_the_end_of_a_training_is_kept_for_the_page(
+    error: ArtError, ending: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def train_task(*_: object, on_step: Any, **__: object) -> None:
+        on_step(step(1, trained=True))
+        raise error
+
+    train_by(monkeypatch, train_task)
+    lines: list[str] = []
+    with contextlib.nullcontext() if isinstance(error, BudgetError) else pytest.raises(type(error)):
+        await art.recipes.train(
+            Coin(), "b", data_dir=tmp_path, steps=4, on_progress=lambda line: lines.append(line.text)
+        )
+    kept = read_state(DataDir(tmp_path).model("coin", "coin-seed0").state) or {}
+    end = RunEnd.model_validate(kept["end"])
+    assert (end.ending, end.step, end.what) == (ending, 1, what)
+    assert f"{what}." in lines, "the terminal says the same"
+    assert end.why[0].endswith(str(error))
 
 
 # -- a base model that cannot be used --

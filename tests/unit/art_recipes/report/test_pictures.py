@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from art.metrics.scores import mean_with_interval
-from art_recipes.training.pictures import plot_learning, plot_scores
+from art_recipes.training.pictures import plot_learning, plot_scores, plot_seeds
 
 Figure = pytest.importorskip("matplotlib.figure").Figure
 
@@ -46,6 +46,17 @@ def test_rewards_outside_0_and_1_get_an_axis_of_their_own(axes: Any) -> None:
 def test_a_model_that_was_not_trained_again_has_only_its_evaluations(axes: Any) -> None:
     plot_learning(axes, {}, held_out={0: WINS, 30: WINS})
     assert len(bars(axes)) == 2
+
+
+def test_seeds_have_a_band_from_the_lowest_to_the_highest(axes: Any) -> None:
+    curves = [{1: 0.2, 2: 0.4}, {1: 0.4, 2: 0.8}, {1: 0.3}]
+    plot_seeds(axes, curves, held_out={0: [0.1, 0.3], 2: [0.5, 0.9]}, measure="win")
+    band = axes.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == pytest.approx((0.2, 0.6)), "of running means"
+    assert axes.lines[0].get_ydata() == pytest.approx([0.3, 0.45])
+    assert bars(axes) == [pytest.approx([0, 0.1, 0, 0.3]), pytest.approx([2, 0.5, 2, 0.9])]
+    assert [text.get_text() for text in axes.texts] == ["0.20", "0.70"]
+    assert "mean of 3 seeds, over 5 steps" in axes.get_legend_handles_labels()[1]
 
 
 def test_scores_have_a_row_for_each_name(axes: Any) -> None:

@@ -1,9 +1,13 @@
 // Search of metrics, lines of panes, settings in the address, settings that differ.
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { isSparse } from "../static/chart/chart_data.js";
 import { lineSeries, lineValues } from "../static/chart/chart_series.js";
+import { chartCsv } from "../static/chart/save_chart.js";
+import { placesOn } from "../static/curves/axes.js";
 import { readSettings } from "../static/curves/curve_settings.js";
-import { centreOf, coloursOf, formatOf, sameOnSplits } from "../static/curves/lines.js";
+import { histogramOf, withHistograms } from "../static/curves/histogram.js";
+import { centreOf, coloursOf, formatOf, onAxis, sameOnSplits, toLine } from "../static/curves/lines.js";
 import { mainPanes } from "../static/curves/main_panes.js";
 import { bySection, nameMatcher } from "../static/curves/metric_search.js";
 import { HELD_OUT_COLOUR, TRAIN_COLOUR } from "../static/lib/colours.js";
@@ -55,9 +59,34 @@ test("only ratios are drawn around 1", () => {
 
 test("settings of curves come from the address, and nonsense is left out", () => {
   const settings = readSettings(new URLSearchParams("metric=a&metric=b&smooth=0.6&axis=log&bands=off&first=10&last=20"));
-  assert.deepEqual(settings, { metrics: ["a", "b"], smoothing: 0.6, bands: false, log: true, heldOut: true, zoom: { first: 10, last: 20 } });
-  const wrong = readSettings(new URLSearchParams("smooth=7&first=20&last=10"));
-  assert.deepEqual([wrong.smoothing, wrong.zoom], [0, null]);
+  assert.deepEqual(settings, { metrics: ["a", "b"], smoothing: 0.6, bands: false, log: true, heldOut: true, across: "step", zoom: { first: 10, last: 20 } });
+  const wrong = readSettings(new URLSearchParams("smooth=7&first=20&last=10&x=toString"));
+  assert.deepEqual([wrong.smoothing, wrong.zoom, wrong.across], [0, null, "step"]);
+  assert.equal(readSettings(new URLSearchParams("x=tokens")).across, "tokens");
+});
+
+test("steps get their place on an axis of time, and a held-out curve is marks with error bars", () => {
+  const place = placesOn({ steps: [2, 4, 8], mean: [10, null, 70] });
+  assert.deepEqual([0, 2, 5, 8, 9].map(place), [0, 10, 40, 70, 70]);
+  const series = { metric: "val/reward", split: "val", steps: [0, 1, 2], mean: [0, 1, 1], low: [0, 0, 0], high: [1, 1, 1], num: null };
+  const held = toLine(series, { colour: "#000000", smoothing: 0.9 });
+  assert.deepEqual([held.marks, held.dots, isSparse(held)], [true, undefined, true]);
+  assert.equal(toLine({ ...series, split: "train" }, { colour: "#000000" }).marks, false);
+  assert.deepEqual(onAxis(held, (step) => step * 10).steps, [0, 10, 20]);
+});
+
+test("a chart as a table: raw and drawn values, and no formula for a spreadsheet", () => {
+  const line = { label: "=cmd()", colour: "#000000", steps: [1, 2], mean: [0.5, 0.75], dots: [0.5, 1], low: null, high: null };
+  const other = { label: 'a "b", c', colour: "#000000", steps: [1], mean: [-1], low: [-2], high: [0] };
+  assert.equal(chartCsv({ lines: [line, other], axis: { word: "time" } }), "curve,time,value,drawn,low,high\n'=cmd(),1,0.5,0.5,,\n'=cmd(),2,1,0.75,,\n\"a \"\"b\"\", c\",1,-1,-1,-2,0\n");
+});
+
+test("the bins of a histogram are one metric", () => {
+  const metrics = ["data/reward_hist/0", "data/reward_hist/1", "data/x", "data/hist/0"].map((name) => ({ name }));
+  assert.deepEqual(withHistograms(metrics).map(({ name }) => name), ["data/reward_hist", "data/x", "data/hist/0"]);
+  const known = new Set(metrics.map(({ name }) => name));
+  assert.deepEqual(histogramOf("data/reward_hist", known), ["data/reward_hist/0", "data/reward_hist/1"]);
+  assert.deepEqual(histogramOf("data/x", known), []);
 });
 
 test("main panes: training is smoothed with dots, the ratio has its percentiles as a band, phases stack", () => {

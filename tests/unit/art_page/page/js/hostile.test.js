@@ -59,8 +59,8 @@ test("judge, record, table, panel, legend and branches", () => {
   const record = new Element("div");
   showRecord(record, { error: BAD, started_at: 1, duration_s: 1, policy_version: 1, stop: BAD, outcome: "ok", metrics: { [BAD]: 1 }, metadata: { [BAD]: BAD }, logs: [BAD] });
   assert.match(checked(record), /<script>/);
-  const row = { split: "train", step: 1, group: 0, index: 0, scenario: BAD, stop: BAD, dropped_because: BAD, outcome: "ok", snippet: { text: BAD, start: 1, end: 9 }, group_rewards: [1, null] };
-  const cells = columnsFor(["p", "n"], { isNarrow: false, hasText: true, hasSplit: false, hasStep: false }).map((column) => column.cell(row));
+  const row = { split: "train", step: 1, group: 0, index: 0, scenario: BAD, stop: BAD, dropped_because: BAD, outcome: "ok", metrics: { [BAD]: 1 }, snippet: { text: BAD, start: 1, end: 9 }, group_rewards: [1, null] };
+  const cells = columnsFor(["p", "n"], { isNarrow: false, hasText: true, hasSplit: false, hasStep: false, metrics: [BAD, "none"] }).map((column) => column.cell(row));
   const cell = new Element("td");
   cell.append(...cells.flat().filter((child) => child !== null));
   assert.match(checked(cell), /<script>/);

@@ -6,12 +6,12 @@ import { findStraggler, forgetEnded, LINGER_S, makeLiveFacts, quantile, takeLive
 
 const started = (id, fields = {}) => ({
   type: "request_started",
-  data: { id, project: "p", name: "m", policy_version: 3, rollout_id: null, last_role: "user", last_text: "hi", num_prompt_tokens: 5, max_tokens: 99, started_at: 100, text: "", num_tokens: 0, is_text_known: true, ...fields },
+  data: { id, project: "p", name: "m", policy_version: 3, rollout_id: null, scenario: null, turn: 1, last_role: "user", last_text: "hi", num_prompt_tokens: 5, max_tokens: 99, started_at: 100, text: "", num_tokens: 0, is_text_known: true, ...fields },
 });
 const tokens = (...pieces) => ({ type: "tokens", data: { pieces: pieces.map(([id, text, num]) => ({ id, text, num_tokens: num })) } });
 const ended = (id, fields = {}) => ({
   type: "request_ended",
-  data: { id, project: "p", name: "m", policy_version: 3, rollout_id: null, outcome: "stop", error: null, num_prompt_tokens: 5, num_cached_tokens: 0, num_tokens: 3, started_at: 100, total_s: 2, queue_s: 0.1, prefill_s: 0.4, decode_s: 1.4, ...fields },
+  data: { id, project: "p", name: "m", policy_version: 3, rollout_id: null, scenario: null, turn: 1, outcome: "stop", error: null, num_prompt_tokens: 5, num_cached_tokens: 0, num_tokens: 3, started_at: 100, total_s: 2, queue_s: 0.1, prefill_s: 0.4, decode_s: 1.4, ...fields },
 });
 
 test("a request grows by its pieces and keeps its place for a while after its end", () => {

@@ -2,7 +2,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { treeRows, whyItBranched } from "../static/rollout/branches.js";
+import { curlText, messagesText } from "../static/rollout/copies.js";
+import { readPlace } from "../static/rollout/marked.js";
 import { splitSnippet, oneLine } from "../static/rollout/row_columns.js";
+import { isBoard } from "../static/rollout/said_text.js";
 import { nextStep } from "../static/rollout/step_keys.js";
 import { weightText, quotedToken } from "../static/tokens/token_panel.js";
 import { findWords, firstTokenOf } from "../static/tokens/token_path.js";
@@ -17,6 +20,20 @@ test("the match of a snippet counts characters, not UTF-16 units", () => {
 test("a cell holds one line without hidden characters", () => {
   assert.equal(oneLine("a\n\nb\u202e"), "a b‹RLO›");
   assert.equal(oneLine(null), "");
+});
+
+test("boards are drawn in a fixed font, words are not", () => {
+  for (const board of ["X23\n4O6\n789", "Your board:\n+--+--+\n|a |b |\n+--+--+\n", "..#..\n.#.#.\n.....", "┌─┐\n│a│\n└─┘"]) assert.equal(isBoard(board), true, board);
+  for (const text of ["one\ntwo\nsix", "X", "", "- milk\n- eggs\n- rice", "Two words.\nSome words.\nThe end."]) assert.equal(isBoard(text), false, text);
+});
+
+test("messages and requests can be pasted elsewhere", () => {
+  const items = [{ role: "user", text: "it's" }, { role: "assistant", text: "", tool_calls: [{ id: "c1", name: "look", arguments: "{}" }] }, { role: "tool", text: "1", tool_call_id: "c1" }];
+  assert.deepEqual(JSON.parse(messagesText(items))[1], { role: "assistant", content: "", tool_calls: [{ id: "c1", type: "function", function: { name: "look", arguments: "{}" } }] });
+  const line = curlText("http://x/v1", { messages: [{ content: "it's $HOME" }], seed: 7 }, ["a note"]);
+  assert.match(line, /^# a note\n# Not recorded.+\ncurl "http:\/\/x\/v1\/chat\/completions" \\\n/);
+  assert.ok(line.includes(`it'\\''s $HOME`));
+  assert.deepEqual([readPlace("p/n/train/1/2/3"), readPlace("p/n"), readPlace(null)], [["p", "n", "train", "1", "2", "3"], null, null]);
 });
 
 test("the nearest step with rollouts", () => {

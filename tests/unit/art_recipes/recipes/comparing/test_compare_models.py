@@ -13,12 +13,15 @@ from art.costs import Prices, TokenPrice
 from art.errors import ConfigError
 from art.model import Model
 from art.recipes import CompareConfig, Endpoint, compare_models
+from art.task import get_task
+from art.testing.scripted_model import ScriptedModel
 from art.testing.scripted_server import ScriptedServer, completion
 from art.trajectory import Trajectory
 from art_recipes.comparing.model_comparison import ModelComparison, cells, read_comparison, remarks
 from art_recipes.comparing.run_model import KeptRollout, price_rollouts
 from tests.support.parity import Parity, Server
 from tests.support.scripted_chat import ScriptedChat, answer
+from tools.pages.tasks import ready_tasks
 
 
 def test_this_machine_is_paid_for_the_time_in_which_any_rollout_ran() -> None:
@@ -35,7 +38,7 @@ def test_this_machine_is_paid_for_the_time_in_which_any_rollout_ran() -> None:
 
 
 def config(tmp_path: Path, **settings: Any) -> CompareConfig:
-    return CompareConfig(**{"games": 10, "attempts": 1, "data_dir": tmp_path, **settings})
+    return CompareConfig(**{"held_out": 10, "attempts": 1, "data_dir": tmp_path, **settings})
 
 
 def folder(tmp_path: Path) -> Path:
@@ -90,7 +93,7 @@ async def test_prices_come_from_the_user_the_provider_or_are_not_known(tmp_path:
         ]
         comparison = await compare_models(Parity(), models, config=config(tmp_path))
         hourly = await compare_models(
-            Parity(), models[3:], config=config(tmp_path, price_per_hour=3600.0, games=1, seed=1)
+            Parity(), models[3:], config=config(tmp_path, price_per_hour=3600.0, held_out=1, seed=1)
         )
     rows = {row.label: row for row in comparison.models}
     assert rows["given"].usd_per_1000 == pytest.approx(1000 * 2 * (100 * 2.0 + 10 * 20.0) / 1e6)
@@ -110,10 +113,10 @@ async def test_rollouts_that_have_a_score_are_not_made_again(tmp_path: Path) -> 
     server = Server()
     with ScriptedServer(server) as running:
         models = [f"good={running.base_url}"]
-        await compare_models(Parity(), models, config=config(tmp_path, games=4))
-        await compare_models(Parity(), models, config=config(tmp_path, games=6))
+        await compare_models(Parity(), models, config=config(tmp_path, held_out=4))
+        await compare_models(Parity(), models, config=config(tmp_path, held_out=6))
         assert len(server.bodies) == 12
-        await compare_models(Parity(), models, config=config(tmp_path, games=4, max_tokens=99))
+        await compare_models(Parity(), models, config=config(tmp_path, held_out=4, max_tokens=99))
         assert len(server.bodies) == 20  # it was asked in another way
         assert server.bodies[-1]["max_completion_tokens"] == 99
 
@@ -122,7 +125,9 @@ async def test_what_was_done_before_a_cancellation_is_kept(tmp_path: Path) -> No
     server = Server()
     with ScriptedServer(server) as running:
         models = [f"good={running.base_url}"]
-        task = asyncio.create_task(compare_models(Parity(), models, config=config(tmp_path, games=200, concurrency=2)))
+        task = asyncio.create_task(
+            compare_models(Parity(), models, config=config(tmp_path, held_out=200, concurrency=2))
+        )
         while len(server.bodies) < 20:
             await asyncio.sleep(0.01)
         task.cancel()
@@ -134,7 +139,7 @@ async def test_what_was_done_before_a_cancellation_is_kept(tmp_path: Path) -> No
         assert (partial.is_complete, row.num_rollouts_left) == (False, 200 - row.num_rollouts)
         before = len(server.bodies)
         games = row.num_rollouts + 5
-        again = await compare_models(Parity(), models, config=config(tmp_path, games=games))
+        again = await compare_models(Parity(), models, config=config(tmp_path, held_out=games))
     assert again.is_complete
     assert again.row("good").num_rollouts == games
     assert len(server.bodies) - before <= 2 * 7  # at most two rollouts were under way, and two may have been further
@@ -146,8 +151,8 @@ async def test_a_failed_rollout_is_tried_again_and_its_calls_stay_counted(tmp_pa
     server = Server(lambda number, _: failure(500, "boom") if number < 2 else None)
     with ScriptedServer(server) as running:
         models = [f"m={running.base_url}"]
-        first = await compare_models(Parity(), models, config=config(tmp_path, games=2, concurrency=1))
-        second = await compare_models(Parity(), models, config=config(tmp_path, games=2, concurrency=1))
+        first = await compare_models(Parity(), models, config=config(tmp_path, held_out=2, concurrency=1))
+        second = await compare_models(Parity(), models, config=config(tmp_path, held_out=2, concurrency=1))
     assert (first.row("m").num_failed_rollouts, second.row("m").num_failed_rollouts) == (2, 0)
     calls = second.row("m").calls
     assert calls is not None
@@ -162,7 +167,7 @@ async def test_other_rules_of_the_task_are_another_scenario(tmp_path: Path) -> N
     server = Server()
     with ScriptedServer(server) as running:
         for task in (Parity(), Other()):
-            await compare_models(task, [f"good={running.base_url}"], config=config(tmp_path, games=3))
+            await compare_models(task, [f"good={running.base_url}"], config=config(tmp_path, held_out=3))
     assert len(server.bodies) == 12
 
 
@@ -171,7 +176,7 @@ async def test_parameters_of_requests_can_be_changed_and_left_out(tmp_path: Path
     with ScriptedServer(server) as running:
         params = {"reasoning_effort": "low", "temperature": 0.2, "seed": None}
         model = Endpoint(label="m", url=running.base_url, model="x", params=params, max_tokens=500)
-        await compare_models(Parity(), [model], config=config(tmp_path, games=1))
+        await compare_models(Parity(), [model], config=config(tmp_path, held_out=1))
     body = server.bodies[0]
     assert (body["reasoning_effort"], body["temperature"], body["max_completion_tokens"]) == ("low", 0.2, 500)
     assert "seed" not in body
@@ -184,7 +189,7 @@ async def test_a_model_object_with_an_address_is_measured_too(tmp_path: Path) ->
             name="own", project="p", inference_base_url=running.base_url, inference_api_key="k",
             inference_model_name="x",
         )  # fmt: skip
-        comparison = await compare_models(Parity(), [own], config=config(tmp_path, games=2))
+        comparison = await compare_models(Parity(), [own], config=config(tmp_path, held_out=2))
     row = comparison.row("own")
     assert row.calls is not None
     assert (row.num_rollouts, row.calls.num_answered, row.kind) == (2, 4, "endpoint")
@@ -204,7 +209,7 @@ async def test_models_of_one_address_share_its_rollouts_at_once(tmp_path: Path) 
 
     with ScriptedServer(Server(count)) as running:
         models = [Endpoint(label=f"m{i}", url=running.base_url, model="x") for i in range(3)]
-        await compare_models(Parity(), models, config=config(tmp_path, games=5, concurrency=2))
+        await compare_models(Parity(), models, config=config(tmp_path, held_out=5, concurrency=2))
     assert most <= 2
 
 
@@ -246,7 +251,7 @@ async def test_a_model_that_cannot_be_served_is_a_row_and_the_others_go_on(tmp_p
 
         patch.setattr("art_recipes.comparing.compare_models.TrainableModel.register", refuse)
         models = [f"good={running.base_url}", str(broken)]
-        comparison = await compare_models(Parity(), models, config=config(tmp_path, games=3))
+        comparison = await compare_models(Parity(), models, config=config(tmp_path, held_out=3))
     row = comparison.row("model")
     assert (row.state, row.headline, row.problem) == ("gave_up", None, "no such base model")
     assert comparison.row("good").num_rollouts == 3
@@ -279,7 +284,7 @@ async def test_requests_in_threads_and_streams_are_measured_too(tmp_path: Path, 
     whole["choices"][0]["finish_reason"] = "length"
     streamed = answer(200, events.encode(), content_type="text/event-stream")
     async with ScriptedChat(then=streamed if way == "streaming" else answer(200, whole)).running() as chat:
-        comparison = await compare_models(Other(), [f"m={chat.base_url}"], config=config(tmp_path, games=2))
+        comparison = await compare_models(Other(), [f"m={chat.base_url}"], config=config(tmp_path, held_out=2))
     row = comparison.row("m")
     assert row.calls is not None
     assert row.headline is not None
@@ -296,3 +301,12 @@ async def test_a_task_that_only_a_judge_rewards_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(ConfigError, match="rewards from a judge only"):
         await compare_models(Judged(), ["a=http://127.0.0.1:9/v1"], config=config(tmp_path))
+
+
+@pytest.mark.parametrize("name", [name for name, _ in ready_tasks()])
+async def test_every_ready_task_can_be_compared(tmp_path: Path, name: str) -> None:
+    task = get_task(name, is_tiny=True)
+    comparison = await compare_models(task, [ScriptedModel(task)], config=config(tmp_path, held_out=2))
+    row = comparison.row("scripted")
+    assert row.headline is not None
+    assert row.headline.mean > 0, "the scripted player of the task is good"

@@ -24,7 +24,7 @@ async def compare(tmp_path: Path, *servers: Server, task: Task | None = None, **
     running = [ScriptedServer(server).__enter__() for server in servers]
     try:
         models = [Endpoint(label=f"m{i}", url=one.base_url, model=f"m{i}") for i, one in enumerate(running)]
-        chosen = {"games": GAMES, "attempts": 1, "data_dir": tmp_path, **settings}
+        chosen = {"held_out": GAMES, "attempts": 1, "data_dir": tmp_path, **settings}
         return await compare_models(task or Parity(), models, config=CompareConfig(**chosen))
     finally:
         for one in running:
@@ -61,7 +61,7 @@ async def test_a_repeated_request_that_works_is_a_failed_call_and_no_failed_roll
 
 async def test_a_model_that_fails_all_calls_has_no_score_and_is_given_up(tmp_path: Path) -> None:
     down = Server(lambda *_: failure(401, "wrong key"))
-    comparison = await compare(tmp_path, down, Server(), concurrency=2, games=30)
+    comparison = await compare(tmp_path, down, Server(), concurrency=2, held_out=30)
     row = comparison.row("m0")
     assert row.state == "gave_up"
     assert row.headline is None
@@ -78,7 +78,7 @@ async def test_a_model_that_fails_all_calls_has_no_score_and_is_given_up(tmp_pat
 
 async def test_a_model_that_stops_working_is_given_up_later(tmp_path: Path) -> None:
     dies = Server(lambda number, _: failure(500, "gone") if number >= 10 else None)
-    row = (await compare(tmp_path, dies, concurrency=1, games=60)).row("m0")
+    row = (await compare(tmp_path, dies, concurrency=1, held_out=60)).row("m0")
     assert (row.state, numbers(row)) == ("gave_up", (5, 24, 31))
 
 
@@ -95,7 +95,7 @@ async def test_garbage_text_is_the_models_own_fault_and_scored_by_the_task(tmp_p
     "body", [{"hello": 1}, {"choices": []}, {"choices": [{"message": None}]}, {"choices": "none"}, [1, 2]]
 )
 async def test_an_answer_that_is_no_completion_is_a_failed_call(tmp_path: Path, body: Any) -> None:
-    comparison = await compare(tmp_path, Server(lambda *_: (200, body)), games=2)
+    comparison = await compare(tmp_path, Server(lambda *_: (200, body)), held_out=2)
     row = comparison.row("m0")
     assert row.calls is not None
     assert (row.headline, row.calls.faults) == (None, {"unreadable": 2})
@@ -106,7 +106,7 @@ async def test_an_answer_that_is_no_completion_is_a_failed_call(tmp_path: Path, 
 async def test_html_in_place_of_json_is_a_failed_call(tmp_path: Path) -> None:
     page = answer(200, b"<html>Sign in</html>")
     async with ScriptedChat(then=page).running() as chat:
-        config = CompareConfig(games=2, attempts=1, data_dir=tmp_path)
+        config = CompareConfig(held_out=2, attempts=1, data_dir=tmp_path)
         comparison = await compare_models(Parity(), [f"m={chat.base_url}"], config=config)
     row = comparison.row("m")
     assert row.calls is not None
@@ -121,7 +121,7 @@ async def test_cut_answers_are_counted(tmp_path: Path) -> None:
         content["choices"][0]["finish_reason"] = "length"
         return status, content
 
-    comparison = await compare(tmp_path, Server(cut), concurrency=1, games=2)
+    comparison = await compare(tmp_path, Server(cut), concurrency=1, held_out=2)
     row = comparison.row("m0")
     assert row.calls is not None
     assert (row.calls.num_answered, row.calls.num_cut) == (4, 4)
@@ -136,7 +136,7 @@ async def test_a_model_that_hangs_fails_in_time(tmp_path: Path) -> None:
         is_over.wait()
 
     try:
-        row = (await compare(tmp_path, Server(hang), games=3, call_timeout=0.2)).row("m0")
+        row = (await compare(tmp_path, Server(hang), held_out=3, call_timeout=0.2)).row("m0")
     finally:
         is_over.set()
     assert row.calls is not None
@@ -153,7 +153,7 @@ async def test_a_rollout_that_takes_too_long_fails_with_its_request(tmp_path: Pa
             is_over.wait()
 
     try:
-        row = (await compare(tmp_path, Server(slow), games=1, rollout_timeout=1)).row("m0")
+        row = (await compare(tmp_path, Server(slow), held_out=1, rollout_timeout=1)).row("m0")
     finally:
         is_over.set()
     assert row.calls is not None
@@ -164,7 +164,7 @@ async def test_a_rollout_that_takes_too_long_fails_with_its_request(tmp_path: Pa
 
 async def test_a_limited_rate_is_waited_for_and_is_no_failure(tmp_path: Path) -> None:
     limited = Server(lambda number, _: failure(429, "slow down") if number in (0, 3) else None)
-    comparison = await compare(tmp_path, limited, games=2, concurrency=1, attempts=2)
+    comparison = await compare(tmp_path, limited, held_out=2, concurrency=1, attempts=2)
     row = comparison.row("m0")
     assert row.calls is not None
     assert (numbers(row), row.calls.num_rate_limited, row.calls.faults) == ((2, 0, 0), 2, {})
@@ -173,7 +173,7 @@ async def test_a_limited_rate_is_waited_for_and_is_no_failure(tmp_path: Path) ->
 
 async def test_a_rate_that_stays_limited_is_no_score(tmp_path: Path) -> None:
     limited = Server(lambda *_: failure(429, "slow down"))
-    row = (await compare(tmp_path, limited, games=1, attempts=2)).row("m0")
+    row = (await compare(tmp_path, limited, held_out=1, attempts=2)).row("m0")
     assert row.calls is not None
     assert (row.headline, row.calls.num_rate_limited, len(limited.bodies)) == (None, 2, 2)
     assert row.problem is not None
@@ -185,14 +185,14 @@ async def test_a_server_without_tools_says_so(tmp_path: Path) -> None:
         with_tools = True
 
     plain = Server(lambda _, body: failure(400, "tools are not supported by this model") if body["tools"] else None)
-    row = (await compare(tmp_path, plain, task=WithTools(), games=2)).row("m0")
+    row = (await compare(tmp_path, plain, task=WithTools(), held_out=2)).row("m0")
     assert row.headline is None
     assert row.problem is not None
     assert "tools are not supported" in row.problem
 
 
 async def test_nobody_at_the_address_is_a_failed_connection(tmp_path: Path) -> None:
-    config = CompareConfig(games=2, attempts=1, data_dir=tmp_path)
+    config = CompareConfig(held_out=2, attempts=1, data_dir=tmp_path)
     row = (await compare_models(Parity(), ["m=http://127.0.0.1:9/v1"], config=config)).row("m")
     assert row.calls is not None
     assert (row.headline, row.calls.faults) == (None, {"connection": 2})
@@ -205,7 +205,7 @@ async def test_a_reward_that_is_no_number_is_no_score(tmp_path: Path) -> None:
             trajectory.reward = float("nan")
             return trajectory
 
-    row = (await compare(tmp_path, Server(), task=Broken(), games=2)).row("m0")
+    row = (await compare(tmp_path, Server(), task=Broken(), held_out=2)).row("m0")
     assert row.headline is None
     assert row.problem is not None
     assert "reward nan" in row.problem
@@ -217,7 +217,7 @@ async def test_an_error_that_repeats_the_key_is_kept_without_it(
     monkeypatch.setenv("DEVICE_PASS", "sk-verysecret-0123456789")
     echo = Server(lambda *_: failure(401, "Incorrect key sk-verysecret-0123456789"))
     with ScriptedServer(echo) as server:
-        chosen = CompareConfig(games=1, attempts=1, data_dir=tmp_path)
+        chosen = CompareConfig(held_out=1, attempts=1, data_dir=tmp_path)
         comparison = await compare_models(Parity(), [f"m={server.base_url}#DEVICE_PASS"], config=chosen)
     assert "verysecret" not in comparison.model_dump_json()
     folder = tmp_path / "comparisons" / "parity-test-seed0" / "rollouts"

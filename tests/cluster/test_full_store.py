@@ -1,0 +1,116 @@
+"""An object store that is full: the error says what to do, nothing is lost, and work goes on when there is room."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import art
+from art.config import LoraConfig
+from art.errors import ArtError, StorageError
+from art.protocol.calls import LoadAdapter
+from tests.support.clusters import MEMORY_BYTES, RayNodes, ray_nodes, registered, settings, train
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra cluster: make test-cluster"),
+    pytest.mark.slow,
+]
+NO_ROOM = r"no room for .*larger --object-store-memory or more disk"
+DEADLINE_S = 10.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayNodes]:
+    """A node whose disk counts as full, so that its object store cannot spill."""
+    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0")
+    with ray_nodes(tmp_path, 4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def ray(cluster: RayNodes) -> Iterator[Any]:
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield ray
+    ray.shutdown()
+
+
+def fill(ray: Any, leave_bytes: int = 0) -> list[Any]:
+    """Put objects into the store of this machine's node until there is room for `leave_bytes` only."""
+    deadline = time.monotonic() + 60
+    while True:  # what was dropped before is freed a little later
+        try:
+            reserve = ray.put(b"x" * leave_bytes)
+            break
+        except ray.exceptions.OutOfDiskError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    kept, size = [], MEMORY_BYTES // 2
+    while size >= 1_000:
+        try:
+            kept.append(ray.put(b"x" * size))
+        except ray.exceptions.OutOfDiskError:
+            size //= 10
+    del reserve
+    return kept
+
+
+async def test_a_step_that_finds_no_room_says_so_and_is_made_when_there_is_some(
+    ray: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    about = settings().model_copy(update={"lora": LoraConfig(rank=64)})
+    async with art.LocalBackend(path=tmp_path / "home", show_page=False) as backend:
+        at_home = await train(backend, await registered(backend, tiny_model, about), 3)
+    async with art.LocalBackend(path=tmp_path / "ray", cluster="ray", show_page=False) as backend:
+        model = await registered(backend, tiny_model, about)
+        seen = await train(backend, model, 1)
+        for leave_bytes in (0, 300_000):  # not enough for the samples of 4 KB, and for the checkpoint of 1.9 MB
+            kept = fill(ray, leave_bytes)
+            started = time.monotonic()
+            with pytest.raises(ArtError, match=NO_ROOM) as raised:
+                await train(backend, model, 1)  # its chats are answered: tokens do not need the store
+            assert raised.value.code == "storage_error"
+            assert time.monotonic() - started < DEADLINE_S
+            assert await model.get_step() == 1
+            kept.clear()
+        seen += await train(backend, model, 2)
+    for there, here in zip(seen, at_home, strict=True):
+        assert there == pytest.approx(here, abs=1e-6)
+
+
+async def test_a_publish_that_finds_no_room_on_an_engines_node_says_so_and_goes_on(
+    cluster: RayNodes, ray: Any, tmp_path: Path
+) -> None:
+    """The node has a store of its own; the file of the publish is larger than what is free there."""
+    from art_cluster.files import RayFiles, SentFiles
+    from art_cluster.worker_actor import WorkerActor
+
+    class Filler:
+        def fill(self, size: int) -> None:
+            self.kept = ray.put(b"x" * size)
+
+    cluster.add(2, resources={"engine": 2})
+    there = {"num_cpus": 1, "resources": {"engine": 1}}
+    filler = ray.remote(Filler).options(**there).remote()
+    engine = ray.remote(WorkerActor).options(**there).remote("full-store")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    adapter.joinpath("weights").write_bytes(b"w" * (MEMORY_BYTES // 2))
+    files = RayFiles([engine], await engine.root.remote(), SentFiles(None))
+    call = LoadAdapter(name="p/m@1", path=adapter)
+    await filler.fill.remote(int(MEMORY_BYTES * 0.7))
+    started = time.monotonic()
+    with pytest.raises(StorageError, match=NO_ROOM):
+        await files.sent(call)
+    assert time.monotonic() - started < DEADLINE_S
+    ray.kill(filler)
+    sent = await files.sent(call)
+    (content, _) = await engine.load.remote(str(sent.path), None)
+    assert content == {"weights": b"w" * (MEMORY_BYTES // 2)}
+    await engine.leave.remote()
