@@ -1,5 +1,7 @@
-"""Hooks of the documentation site (mkdocs.yml): links to what the site does not have lead to the repository, and language
-models get the pages as text: `llms.txt` lists them, `llms-full.txt` has them all, and each page lies beside its HTML as Markdown.
+"""Hooks of the documentation site (mkdocs.yml): links to what the site does not have lead to the repository.
+
+Language models get the pages as text: `llms.txt` lists them, `llms-full.txt` has them all, and each page lies beside
+its HTML as Markdown.
 """
 
 from __future__ import annotations
