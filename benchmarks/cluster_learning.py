@@ -45,7 +45,7 @@ async def learn(folder: Path, base_model: Path, seed: int, args: argparse.Namesp
         await stack.enter_async_context(backend)
         about = settings(ranks=2, replicas=2) if on_ray else settings()
         model = await registered(backend, base_model, about)
-        before = await evaluate(model, TASK, count=args.games, seed=seed)
+        before = await evaluate(model, TASK, count=args.held_out, seed=seed)
         workers = await stack.enter_async_context(art.RayWorkers(4, cpus=0.25)) if on_ray else None
         num_groups = defaults.groups_per_step
         pipeline = art.pipeline(
@@ -60,12 +60,12 @@ async def learn(folder: Path, base_model: Path, seed: int, args: argparse.Namesp
             if step.metrics["ledger/sampled_tokens"] != step.metrics["ledger/trained_tokens"] + dropped:
                 raise RuntimeError(f"step {step.number}: the ledger is not closed: {step.metrics}")
         seconds = time.monotonic() - started
-        return [before, await evaluate(model, TASK, count=args.games, seed=seed), seconds]
+        return [before, await evaluate(model, TASK, count=args.held_out, seed=seed), seconds]
 
 
 def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--learning-steps", type=int, default=5, help="of each training (default: 5)")
-    group.add_argument("--games", type=int, default=400, help="held-out games before and after (default: 400)")
+    group.add_argument("--held-out", type=int, default=400, help="held-out games before and after (default: 400)")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -93,6 +93,6 @@ def run(args: argparse.Namespace) -> Result:
             change = estimate_change(ends[0].scores, ends[1].scores)
             notes.append(f"seed {seed}: wins on Ray minus wins at home, same games: {change.text(sign=True)}")
     return Result(
-        summary=f"Tic-tac-toe, {args.games} held-out games before and after, at home and on two Ray nodes.",
+        summary=f"Tic-tac-toe, {args.held_out} held-out games before and after, at home and on two Ray nodes.",
         rows=rows, notes=notes, clock="wall",
     )  # fmt: skip

@@ -6,6 +6,7 @@ labels that you give a run.
 
     art view                                    the page of .art
     art view demo                               all data directories in a folder
+    art view demo --export copy                 a folder to send, which needs no server
     art view .art --read runs                   what the page shows, as JSON
     art view .art --read 'runs/games/agent/rollouts?step=12' --json 12.json
     art view --url http://gpu-machine:5000      the page of a server elsewhere
@@ -21,6 +22,8 @@ import logging
 import os
 import secrets
 import socket
+import sys
+import time
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +41,7 @@ from art.storage.lock import lock_holder
 if TYPE_CHECKING:
     from art_page.page import AnyViewer
 
+_REDRAW_S, _TELL_S = 0.2, 30.0
 UNREACHABLE_S = 5.0
 """Seconds to reach a server."""
 
@@ -46,6 +50,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_place_options(parser)
     parser.add_argument("--port", type=int, help="serve the files on this port (default: a free one)")
     parser.add_argument("--open", action="store_true", help="open the browser too")
+    parser.add_argument(
+        "--export", type=Path, metavar="FOLDER", help="write a copy of the page that browsers open without a server"
+    )
     parser.add_argument("--read", metavar="PATH", help="print one answer of the page as JSON, and end; e.g. runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write that answer to a file (PATH's default: runs)")
 
@@ -68,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
     url = chosen_url(args)
     if url is not None and args.port is not None:
         raise ConfigError("--port serves the files of a directory; leave it out with the URL of a server")
+    if args.export is not None and (url is not None or args.port is not None or args.read or args.json):
+        raise ConfigError("--export copies a directory; leave out --url, --port, --read and --json")
     if args.read or args.json:
         with contextlib.closing(PageReader(args.data_dirs, url)) as reader:
             answer = reader.read(args.read or "runs") + "\n"
@@ -80,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         link = asyncio.run(_link(url, os.environ.get("ART_API_KEY") or find_local_key(url)))
         return _show(f"The page of {url}", link, args.open)
     data_dirs = find_data_dirs(args.data_dirs)
+    if args.export is not None:
+        return export(data_dirs, args.export, args.open)
     if len(data_dirs) == 1 and args.port is None and (running := _running_page(data_dirs[0])) is not None:
         return _show(f"A server runs on {data_dirs[0].root}; this is its page", running, args.open)
     return serve_files(data_dirs, args.port or 0, args.open)
@@ -191,6 +202,40 @@ def _show(what: str, link: str, opens: bool) -> int:
     print(f"{what}:\n{link}\n(opens once, within 15 minutes)", flush=True)
     if opens:
         webbrowser.open(link)
+    return 0
+
+
+def export(data_dirs: Sequence[DataDir], folder: Path, opens: bool) -> int:
+    """Write a copy of the page, and say how far it is: on a terminal in one line, else every 30 seconds."""
+    from art_page.export import export_page
+    from art_page.viewer import Viewer
+
+    if len(data_dirs) > 1:
+        named = ", ".join(str(one.root) for one in data_dirs[:3])
+        raise ConfigError(f"--export copies one data directory, and here are {len(data_dirs)}: {named}; name one")
+    is_terminal, told = sys.stderr.isatty(), time.monotonic()
+
+    def progress(done: int, total: int, what: str) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if is_terminal and (now - told > _REDRAW_S or done == total):
+            end = "" if done < total else "\n"
+            print(f"\r\033[K{done}/{total} files  {what}", end=end, file=sys.stderr, flush=True)
+            told = now
+        elif not is_terminal and now - told > _TELL_S:
+            print(f"{done}/{total} files  {what}", file=sys.stderr, flush=True)
+            told = now
+
+    viewer = Viewer(data_dirs[0])
+    try:
+        num_files = export_page(viewer, folder, progress)
+    finally:
+        viewer.close()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    index = (folder / "index.html").absolute()
+    print(f"{index}\n({num_files} files of answers, {size / 1e6:.1f} MB; send the whole folder)", flush=True)
+    if opens:
+        webbrowser.open(index.as_uri())
     return 0
 
 

@@ -81,6 +81,7 @@ T = TypeVar("T")
 INDEX_WAIT_S = 0.2
 """An answer that needs the whole index waits this long for it, and then says how far it has got."""
 COMPLETE_WAIT_S = 60.0
+"""`complete` gives a run up whose index has not got on for this long."""
 MOST_KEPT = 8
 """Runs whose numbers stay in memory: a few MB each."""
 MAIN_METRICS = ("val/reward", "train/reward", "test/reward", "data/reward_mean", "loss/sft", "loss/train")
@@ -269,10 +270,11 @@ class Viewer:
         self.store.close()
 
     def complete(self) -> None:
-        """Wait until the rollouts of all runs are indexed."""
+        """Wait until the rollouts of all runs are indexed, as far as their files can be read."""
         for names in list_names(self.data_dir, self.database):
-            while self.indexer.ensure(*names, wait_s=COMPLETE_WAIT_S)[1] is not None:
-                pass
+            before = None
+            while (now := self.indexer.ensure(*names, wait_s=COMPLETE_WAIT_S)[1]) is not None and now != before:
+                before = now
 
     def run_files(self, project: str, name: str) -> RunFiles:
         """Return the files of a run, with what was read of them before."""

@@ -85,9 +85,9 @@ _MAX_TRIES = 300
 class TemporalClue(Task):
     """A task: solve a murder case, with all questions answered in one message.
 
-    The tiny form has cases of one hour, with all that can be said of who was where and with whom. A tiny model learns
-    to look up one thing about the victim. It does not learn in minutes to look up what it has found, such as the weapon
-    of the suspect, and it cannot rule out suspects or follow people through the house.
+    The tiny form has cases of one hour, with all that can be said of who was where and with whom: two regular
+    expressions solve it, and a tiny model learns these look-ups. It does not learn in minutes to look up what it has
+    found, such as the weapon of the suspect, and it cannot rule out suspects or follow people through the house.
     """
 
     name: ClassVar[str] = "temporal_clue"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ import pytest
 import art
 from art.errors import PromotionError
 from art.protocol.promotions import Gate, MeasuredScores
+from art.storage.layout import DataDir
+from art_page.export import export_page
+from art_page.viewer import Viewer
 from art_recipes.comparing.model_comparison import write_comparison
 from tests.page.browser import Walker
 from tests.support import shop_run
@@ -334,6 +339,82 @@ async def test_what_is_sampled_now_is_shown(
     await walker.shoot("live")
     await walker.go("#/system", "engine")
     await walker.shoot("system")
+
+
+async def test_twelve_of_many_live_requests_are_seen_at_once(walker: Walker, backend: art.LocalBackend) -> None:
+    await log_in(walker, backend)
+    page = await walker.page.context.new_page()
+    await page.set_viewport_size({"width": 1440, "height": 900})
+    session = {
+        "key_id": "k", "project": None, "scopes": ["infer"], "has_server": True, "base_url": "http://x/v1", "version": "1"
+    }  # fmt: skip
+    events: list[tuple[str, dict[str, object]]] = [("reset", {"kind": "reset"})]
+    for number in range(49):
+        request = {
+            "id": f"ex{number}", "project": "shop", "name": "clerk", "policy_version": 3, "rollout_id": None,
+            "scenario": f"tic_tac_toe/train/3/{number}", "turn": 1 + number % 4, "num_prompt_tokens": 47,
+            "started_at": time.time(), "last_role": "user", "last_text": "1O3 X56 789 " * 9, "max_tokens": 200,
+            "text": "The centre is free, and a corner too. " * (1 + number % 30), "num_tokens": 12, "is_text_known": True,
+        }  # fmt: skip
+        events.append(("request_started", request))
+    body = "".join(
+        f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n" for number, (kind, data) in enumerate(events)
+    )
+    await page.route("**/view/api/session", lambda route: route.fulfill(json=session))
+    await page.route("**/view/api/live", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    await page.goto(f"{walker.base}#/live")
+    await page.get_by_text("turn 1, step 3").first.wait_for()
+    await page.wait_for_timeout(1500)
+    num_seen = await page.evaluate(
+        "[...document.querySelectorAll('.live-card')].map(card => card.getBoundingClientRect())"
+        ".filter(box => box.top >= 0 && box.bottom <= innerHeight && box.height > 0).length"
+    )
+    assert await page.locator(".live-card").count() == 49
+    assert num_seen >= 12
+    if walker.shots is not None:
+        await page.screenshot(path=walker.shots / "live-49.png")
+        await page.set_viewport_size({"width": 400, "height": 900})
+        await page.emulate_media(color_scheme="dark")
+        await page.wait_for_timeout(500)
+        await page.screenshot(path=walker.shots / "live-49-400-dark.png")
+    await page.close()
+
+
+async def test_a_copy_on_the_disk_shows_all_views(
+    walker: Walker, backend: art.LocalBackend, data_dir: Path, tmp_path: Path
+) -> None:
+    await log_in(walker, backend)
+    said: list[str] = []
+    viewer = Viewer(data_dir=DataDir(data_dir), index_path=tmp_path / "index.db")
+    try:
+        await asyncio.to_thread(
+            export_page, viewer, tmp_path / "copy", lambda done, total, _: said.append(f"{done}/{total}")
+        )
+    finally:
+        viewer.close()
+    assert said[0].startswith("0/")
+    assert said[-1] == f"{len(said) - 1}/{len(said) - 1}"
+    text = "".join(path.read_text() for path in (tmp_path / "copy" / "answers").rglob("*.js"))
+    assert str(data_dir) not in text, "a copy says where files lie"
+    copy = Walker(walker.browser, await walker.page.context.new_page(), None)
+    copy.base = (tmp_path / "copy" / "index.html").as_uri()
+    copy.watch(copy.page)
+    copy.base, whole = copy.base.removesuffix("index.html"), copy.base
+    for address, says in {
+        "#/": NAME, RUN: "Findings", f"{RUN}/curves?metric=train/reward&x=tokens": "train/reward",
+        f"{RUN}/rollouts?split=train&sort=reward": "rollouts", f"{RUN}/rollouts?outcome=infra_fault": "infra",
+        ROLLOUT: "look_up", f"{ROLLOUT}?tab=tokens": "<|im_start|>", f"{ROLLOUT}?tab=branches": "Branches",
+        f"{RUN}/group/train/{STEP}/1": "differs in message", f"{RUN}/tree/{STEP}": "learnt", f"{RUN}/ledger": "trained",
+        f"{RUN}/ledger/{STEP}": "trained", f"{RUN}/checkpoints": "paired difference", f"{RUN}/costs": "Costs",
+        "#/comparisons": "Models compared", f"#/comparisons/{COMPARISON}": "given up", f"#/compare?run={PROJECT}/{NAME}": "Choose 2",
+        f"{RUN}/settings": "base model",
+        f"#/difference?a={PROJECT}/{NAME}/train/1/1/1&b={PROJECT}/{NAME}/train/2/1/1": "second minus first",
+    }.items():  # fmt: skip
+        await copy.page.goto(f"{whole}{address}")
+        await copy.sees(says)
+        await copy.check(f"copy {address}")
+        assert "This copy of the page has no" not in await copy.page.inner_text("main"), address
+    await copy.page.close()
 
 
 async def test_models_compared(walker: Walker, backend: art.LocalBackend) -> None:

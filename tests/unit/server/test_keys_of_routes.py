@@ -31,6 +31,7 @@ from art.protocol.usage_report import QuotaRequest
 from art.server.app import App
 from art.server.call import Route
 from art.storage.keys import KeyStore
+from art.storage.labels import LabelChanges
 from tests.support.page import ALL_ROUTES
 from tests.support.spies import SECRET, TwoProjects, named_projects
 
@@ -87,6 +88,7 @@ BODIES: dict[type[Any], list[dict[str, Any]]] = {
     QuotaRequest: [{"project": "b", "quota": {"tokens": 1}}, {"project": None, "quota": {}}],
     ExchangeIds: [{"exchange_ids": ["ex_of_b"]}],
     LogRequest: [{"split": "train", "step": 1, "row": {"recorded_at": "x"}, "groups": []}],
+    LabelChanges: [{"star": True}],
     RolloutUpdate: [{"project": "b", "reward": 1.0}, {"model": "b/agent"}, {"reward": 1.0}],
 }
 """Bodies that name something of project b, where a body can. A new wire type needs an entry."""

@@ -38,6 +38,7 @@ FROM_PAGE = {
     ("POST", "/view/login"), ("POST", "/view/logout"), ("POST", "/api/models/{project}/{name}/checkpoints/delete"),
     ("POST", "/api/models/{project}/{name}/fork"), ("POST", "/api/models/{project}/{name}/export"),
     ("POST", "/api/jobs/{job_id}/cancel"), ("POST", "/api/models/{project}/{name}/checkpoints/{step}/promote"),
+    ("POST", "/view/api/runs/{project}/{name}/labels"),
 }  # fmt: skip
 """What a cookie may do besides reading. A route that samples, trains or uses the server's credentials is not among it."""
 

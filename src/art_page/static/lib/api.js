@@ -6,6 +6,8 @@
  * @typedef {{key_id: string | null, scopes: string[], project: string | null, has_server: boolean, base_url: string | null, version: string}} Session
  */
 
+import { answerOf, copySession } from "./page_copy.js";
+
 const PAGE_HEADER = { "X-ART-Page": "1" };
 const MAX_KEPT = 60;
 /** @type {Map<string, {etag: string, answer: any}>} */
@@ -50,11 +52,23 @@ export function apiPath(path, params = {}) {
  */
 export async function get(path, params, signal) {
   const address = apiPath(path, params);
+  if (copySession() !== null) return getFromCopy(path, params ?? {}, address);
   const kept = keptAnswers.get(address);
   const response = await send(viewRoot() + address, { signal, headers: kept ? { "If-None-Match": kept.etag } : {} });
   if (response.status === 304 && kept) return kept.answer;
   const answer = await response.json();
   keep(address, response.headers.get("ETag"), answer);
+  return answer;
+}
+
+/**
+ * @param {string} path
+ * @param {Params} params
+ * @param {string} address
+ */
+async function getFromCopy(path, params, address) {
+  const answer = path === "session" ? copySession() : await answerOf(path, params, address);
+  if (answer === undefined) throw new ApiError(404, "This copy of the page has no answer to this. `art view` of the data directory has all.");
   return answer;
 }
 
@@ -75,6 +89,7 @@ function keep(address, etag, answer) {
  * @param {RequestInit} options
  */
 async function send(address, options) {
+  if (copySession() !== null) throw new ApiError(405, "This is a copy of the page: nothing can be changed in it.");
   let response;
   try {
     response = await fetch(address, { credentials: "same-origin", cache: "no-store", ...options });

@@ -14,7 +14,7 @@ import { saidNodes, saidText } from "./said_text.js";
 const AT_ONCE = 200;
 
 /** @param {HTMLElement} root @param {Conversation[]} histories
- * @param {{ history: number, chooseHistory: (history: number) => void, tokensHref: (exchange: string) => string, requestText: (exchange: string) => Promise<string> }} options */
+ * @param {{ history: number, chooseHistory: (history: number) => void, tokensHref: (exchange: string) => string, requestText: ((exchange: string) => Promise<string>)|null }} options */
 export function showConversation(root, histories, options) {
   const conversation = histories[options.history] ?? histories[0];
   if (conversation === undefined || conversation.items.length === 0) {
@@ -38,7 +38,7 @@ function historyChoice(histories, options) {
 }
 
 /** @param {HTMLElement} list @param {import("./first_difference.js").Item[]} items
- * @param {{ tokensHref: (exchange: string) => string, requestText: (exchange: string) => Promise<string> }} options */
+ * @param {{ tokensHref: (exchange: string) => string, requestText: ((exchange: string) => Promise<string>)|null }} options */
 function addMessages(list, items, { tokensHref, requestText }) {
   const toolNames = toolNamesOf(items);
   let shown = 0;
@@ -47,7 +47,7 @@ function addMessages(list, items, { tokensHref, requestText }) {
     const end = Math.min(items.length, shown + AT_ONCE);
     for (let number = shown; number < end; number += 1) {
       const exchange = items[number].exchange_id;
-      list.append(messageView(items[number], { number, toolNames, tokensHref: exchange ? tokensHref(exchange) : null, requestText: exchange ? () => requestText(exchange) : null }));
+      list.append(messageView(items[number], { number, toolNames, tokensHref: exchange ? tokensHref(exchange) : null, requestText: exchange && requestText ? () => requestText(exchange) : null }));
     }
     shown = end;
     if (shown < items.length) {

@@ -4,6 +4,7 @@ import { get } from "../lib/api.js";
 import { h, replace } from "../lib/dom.js";
 import { formatNumber, formatSeconds, formatSigned, plural } from "../lib/format.js";
 import { go, link, setQuery } from "../lib/router.js";
+import { copySession } from "../lib/page_copy.js";
 import { missing, showWhenLoaded } from "../lib/states.js";
 import { showBranches } from "../rollout/branches.js";
 import { requestText } from "../rollout/copies.js";
@@ -105,7 +106,7 @@ class RolloutPage {
       history: Number(query.get("history") ?? 0) || 0,
       chooseHistory: (history) => this.open("conversation", { history: history === 0 ? null : history }),
       tokensHref: (exchange) => this.#href({ tab: "tokens", exchange }),
-      requestText: (exchange) => requestText(this.path, exchange),
+      requestText: copySession() === null ? (exchange) => requestText(this.path, exchange) : null,
     });
     if (this.rollout.missing) this.body.prepend(missing(this.rollout.missing));
   }

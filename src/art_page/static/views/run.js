@@ -129,7 +129,7 @@ class RunPage {
     const name = `${metric} on ${split === "train" ? split : "held-out"}`;
     /** @param {any} value */
     const estimate = (value) => (value ? h("span", { title: `split ${split}, ${plural(value.num, "rollout")}, 95 % interval` }, formatFixed(value.mean), h("span", { class: "soft" }, value.low === null ? "" : ` ${formatBounds(value.low, value.high)}`)) : UNKNOWN);
-    if (a === b) return [[`${name}, step ${b}`, estimate(after)]];
+    if (a === b) return b === 0 ? [[`${name}, before`, estimate(after)], ["after", h("span", { class: "soft" }, "not measured")]] : [[`${name}, step ${b}`, estimate(after)]];
     const isKnown = difference && difference.low !== null;
     const look = !isKnown || (difference.low <= 0 && difference.high >= 0) ? null : difference.mean > 0 ? "good" : "bad";
     return [
