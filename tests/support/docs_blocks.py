@@ -26,12 +26,8 @@ PAGES = sorted(
     [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
-        [
-            ROOT / "README.md",
-            ROOT / "CONTRIBUTING.md",
-            ROOT / "benchmarks/README.md",
-            *(page for folder in ("docs", "examples", "skills") for page in (ROOT / folder).rglob("*.md")),
-        ],
+        ROOT / "benchmarks/README.md",
+        *(page for folder in ("docs", "examples", "skills") for page in (ROOT / folder).rglob("*.md")),
     ]
 )
 _MARKER = re.compile(r"<!-- (not run|needs): (.+) -->")

@@ -17,7 +17,7 @@ command did what it was asked. A shell completes them after `eval "$(art complet
 terminal; elsewhere a line is printed when nothing else was for 30 seconds.
 """
 _RECIPES = ("auto", "compare", "judge", "mcp-rl")
-_START = ("demo", "doctor", "new", "status", "tasks", "tiny-model", "train", "view")
+_START = ("completion", "demo", "doctor", "mcp", "new", "status", "tasks", "tiny-model", "train", "view")
 _PAGES = {
     "cli.md": ("Commands", _INTRODUCTION),
     "cli_recipes.md": (
