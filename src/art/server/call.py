@@ -325,6 +325,7 @@ def _operation(route: Route, schemas: dict[type[BaseModel], Any]) -> dict[str, A
     places += [("query", name, TypeAdapter(kind).json_schema()) for name, kind in route.query.items()]
     if route.samples:
         places.append(("header", SEED_HEADER, {"type": "integer", "minimum": 0, "maximum": MAX_SEED}))
+        places.append(("header", SCENARIO_HEADER, {"type": "string", "maxLength": LONGEST_SCENARIO}))
     operation: dict[str, Any] = {
         # From method and path, because several paths may share a handler.
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()} {route.path}").strip("_"),

@@ -9,6 +9,8 @@ const GRID = "#dfe2e6";
 const FONT = "system-ui, sans-serif";
 const HEAD_PX = 44;
 const PNG_SCALE = 2;
+/** Marks of the first and the last step reach over the edge. */
+const EDGE_PX = 6;
 
 /**
  * A button that opens the three forms.
@@ -73,7 +75,7 @@ export function chartSvg(plot, options) {
     ticks(up).map(([value, text]) => svg("g", null, svg("line", { x1: left, x2: left + width, y1: y(value), y2: y(value), stroke: GRID }), svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end", "font-size": 11, fill: SOFT }, text))),
     ticks(across).map(([value, text]) => svg("text", { x: x(value), y: top + height + 18, "text-anchor": "middle", "font-size": 11, fill: SOFT }, text)),
     svg("text", { x: left + width, y: top + height + 32, "text-anchor": "end", "font-size": 11, fill: SOFT }, axis?.word ?? "step"),
-    svg("svg", { x: left, y: top, width, height, viewBox: `${left} ${top} ${width} ${height}`, overflow: "hidden" }, stacked ? areas(lines, x, y) : lines.flatMap((line) => curve(line, x, y))));
+    svg("svg", { x: left - EDGE_PX, y: top, width: width + 2 * EDGE_PX, height, viewBox: `${left - EDGE_PX} ${top} ${width + 2 * EDGE_PX} ${height}`, overflow: "hidden" }, stacked ? areas(lines, x, y) : lines.flatMap((line) => curve(line, x, y))));
 }
 
 /** @param {import("./chart_data.js").Line[]} lines @param {(value: number) => number} x @param {(value: number) => number} y */

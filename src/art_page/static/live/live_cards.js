@@ -92,7 +92,7 @@ class LiveCard {
     setStyle(this.element, { visibility: request === null ? "hidden" : "visible" });
     if (request === null) return;
     const title = visibleText(request.scenario ?? `${request.project}/${request.name}`).replace(/\s+/g, " ");
-    replace(this.name, title, h("span", { class: "soft" }, ` turn ${request.turn}, step ${request.policy_version}`));
+    replace(this.name, h("span", { class: "live-scenario" }, title), h("span", { class: "soft" }, `turn ${request.turn}, step ${request.policy_version}`));
     this.name.title = [title, `${request.project}/${request.name}`, request.rollout_id === null ? `exchange ${request.id}` : `rollout ${request.rollout_id}`].join("\n");
     replace(this.last, `${request.last_role ?? "prompt"}: ${request.last_text}`);
     this.text.setAttribute("aria-label", `${title}, turn ${request.turn}`);
