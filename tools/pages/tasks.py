@@ -18,6 +18,12 @@ from tools.pages.markdown import escaped, header
 DOCS = Path(__file__).parents[2] / "docs"
 TASK_NOTEBOOKS = {"mail_search": "art_e", "yes_no_maybe": "quick_start"}
 """Notebooks of tasks with another name."""
+LIMITS = {
+    "temporal_clue": "The tiny model looks two things up and deduces nothing; one of five seeds stayed at 0.69.",
+    "tic_tac_toe": "A fixed order of cells wins as often, so this does not show that the model reads lines.",
+    "yes_no_maybe": "Nothing has to be read: it is a quick test of a machine.",
+}
+"""What the figures of a task do not show."""
 NOT_MEASURED = "Not measured yet."
 _INTRODUCTION = """
 Each of these agents learns on a laptop, without a GPU and without downloads: `art train NAME` makes a tiny model,
@@ -98,6 +104,8 @@ def _card(name: str, task: Task, results: TaskResults | None) -> str:
     measured = figures(results)
     if results is not None and task.tiny_options:
         measured += " The figures are of the smaller form that a tiny model learns."
+    if results is not None and name in LIMITS:
+        measured += f" {LIMITS[name]}"
     if results is not None and task.needs_judge:
         measured += " A scripted judge gave the rewards."
     lines = [_task_text(task), measured, _command(name, task) + "".join(f" · {link}" for link in links)]
