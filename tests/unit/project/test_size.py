@@ -13,13 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 SRC = ROOT / "src"
-MAX_LINES, MAX_CORE_LINES = 78_400, 51_600
-MAX_FILES, MAX_CORE_FILES = 370, 250
+MAX_LINES, MAX_CORE_LINES = 80_600, 52_300
+MAX_FILES, MAX_CORE_FILES = 380, 250
 MAX_FILE_LINES = 600
 MAX_DEPTH = 3
 """Folders below a package."""
 MIN_MODULES, MAX_SMALL_FOLDERS = 4, 5
-MAX_ONE_IMPORTER = 60
+MAX_ONE_IMPORTER = 61
 MAX_SHARED_NAMES = 10
 """docs/glossary.md says what each of them means."""
 
