@@ -1,8 +1,8 @@
-"""`art view [DIR ...]`: open the page about data directories in a browser, also of some that were copied here.
+"""`art view [DIR ...]`: print an address of the page about data directories, also of some that were copied here.
 
-If a server runs on the directory, its own page is opened, which also shows what is sampled now. Otherwise the page is
+If a server runs on the directory, it is that server's page, which also shows what is sampled now. Otherwise the page is
 served from the files until Ctrl-C, for this machine only. Nothing is written but an index of the rollouts, and the
-labels that you give a run.
+labels that you give a run. The address opens once; --open opens the browser too.
 
     art view                                    the page of .art
     art view demo                               all data directories in a folder

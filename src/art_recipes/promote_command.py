@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 
 from art.backend import RemoteBackend
-from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options
+from art.cli.arguments import TASK_HELP, ModelArgument, add_task_options, server_address
 from art.cli.output import PlainLines
 from art.client.terminal import ProgressLine
 from art.errors import ConfigError
@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     async def act() -> None:
-        async with RemoteBackend(args.url) as backend:
+        async with RemoteBackend(server_address(args.url)) as backend:
             await promote(backend, args)
 
     asyncio.run(act())
@@ -92,7 +92,7 @@ async def _measure(args: argparse.Namespace, status: ModelStatus, step: int) -> 
         data_dir=args.data_dir,
     )  # fmt: skip
     task = task_for(lines, args, status.base_model, warns=False)
-    server = args.url or os.environ["ART_SERVER_URL"]
+    server = server_address(args.url)
     url = f"{server.rstrip('/')}/projects/{model.project}/v1"
     key = os.environ.get("ART_API_KEY") or find_local_key(server)
     reference_model, candidate = (

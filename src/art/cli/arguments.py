@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import os
 import shutil
 import textwrap
 import tomllib
@@ -51,6 +52,16 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": HelpText, **options})
+
+
+def server_address(url: str | None) -> str:
+    """Return the address of a server: `url`, else ART_SERVER_URL. Raises `ConfigError` if there is none."""
+    if not (address := url or os.environ.get("ART_SERVER_URL")):
+        raise ConfigError(
+            "this command asks a server: give its address by --url or ART_SERVER_URL. After a script with "
+            "`LocalBackend`, start one on its data: `art-server --data-dir .art`, then add --url http://127.0.0.1:5000"
+        )
+    return address
 
 
 @dataclass(frozen=True, slots=True)

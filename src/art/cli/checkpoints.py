@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from art.backend import RemoteBackend
-from art.cli.arguments import ModelArgument
+from art.cli.arguments import ModelArgument, server_address
 from art.client.terminal import ProgressLine
 from art.errors import ConfigError
 from art.protocol.checkpoint_calls import BEST_METRIC, CheckpointInfo, ExportFormat
@@ -77,7 +77,7 @@ def run_checkpoints(args: argparse.Namespace) -> int:
     """
 
     async def act() -> None:
-        async with RemoteBackend(args.url) as backend:
+        async with RemoteBackend(server_address(args.url)) as backend:
             await args.act(backend, args)
 
     asyncio.run(act())

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
 
+from art.cli.arguments import server_address
 from art.cli.output import duration, print_table
 from art.client.client import ServerClient
 from art.errors import ConfigError, NotFoundError
@@ -124,8 +125,7 @@ def run_usage(args: argparse.Namespace) -> int:
 def ask_server(url: str | None, ask: Callable[[ServerClient], Awaitable[T]]) -> T:
     """Connect to the server at `url` or ART_SERVER_URL, ask it, and return the answer. Raises `ConfigError` if there is
     no address."""
-    if not (address := url or os.environ.get("ART_SERVER_URL")):
-        raise ConfigError("give the address of the server by --url or ART_SERVER_URL")
+    address = server_address(url)
 
     async def act() -> T:
         async with ServerClient(address, os.environ.get("ART_API_KEY") or find_local_key(address)) as client:
