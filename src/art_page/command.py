@@ -6,7 +6,7 @@ labels that you give a run. The address opens once; --open opens the browser too
 
     art view                                    the page of .art
     art view demo                               all data directories in a folder
-    art view demo --export copy                 a folder to send, which needs no server
+    art view demo --export copy                 a copy that needs no server
     art view .art --read runs                   what the page shows, as JSON
     art view .art --read 'runs/games/agent/rollouts?step=12' --json 12.json
     art view --url http://gpu-machine:5000      the page of a server elsewhere
