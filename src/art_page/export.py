@@ -56,7 +56,9 @@ def export_page(viewer: Viewer, folder: Path, progress: Callable[[int, int, str]
         raise ConfigError(problem, param="export")
     shutil.rmtree(folder / "answers", ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARK).write_text(f"A copy of ART's page. Open index.html in a browser. ART {art.__version__}\n")
+    (folder / _MARK).write_text(
+        f"A copy of ART's page. Open index.html in a browser. ART {art.__version__}\n", encoding="utf-8"
+    )
     _write_page(folder)
     hide = HiddenPaths(viewer.data_dir.root).hide
     plan = list(_plan(viewer))
@@ -79,7 +81,8 @@ def _write_page(folder: Path) -> None:
     ).model_dump_json()  # fmt: skip
     for name, data in page.content.items():
         (folder / name).write_bytes(data)
-    (folder / "copy.js").write_text(f"globalThis.artCopySession = JSON.parse({orjson.dumps(session).decode()});\n")
+    code = f"globalThis.artCopySession = JSON.parse({orjson.dumps(session).decode()});\n"
+    (folder / "copy.js").write_text(code, encoding="utf-8")
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     document = page.document("").replace("<title>", f'{policy}\n<script src="copy.js"></script>\n<title>')
     (folder / "index.html").write_text(document, encoding="utf-8")

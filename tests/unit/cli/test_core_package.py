@@ -36,7 +36,7 @@ for words in (["tasks"], ["tasks", "tic_tac_toe"], ["tasks", "codenames"]):
     found.append((code, out.getvalue(), err.getvalue()))
 print(json.dumps(found))
 """
-WITH_THE_CORE = {"new", "tasks", "checkpoints", "usage", "quota", "status", "keys"}
+WITH_THE_CORE = {"completion", "new", "tasks", "checkpoints", "usage", "quota", "status", "keys"}
 """Commands whose modules need the core package only."""
 
 
