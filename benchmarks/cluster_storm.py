@@ -167,6 +167,7 @@ def storm(run: ClusterRun, num_kills: int, rng: random.Random) -> tuple[dict[str
             elif not run.end_one(kind, rng):
                 return recovered_s, [f"there was no {kind} to end"]
             before, at = run.num_steps(), time.monotonic()
+            run.allow(before + STEPS_PER_KILL)  # steps may have ended while the victim was looked for
             if not run.wait_for_steps(before + 2) and not run.has_ended:
                 return recovered_s, [f"no step came after the death of the {kind}"]
             recovered_s[kind].append(time.monotonic() - at)
