@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 import art
 from art.protocol.training import PreflightRequest
@@ -76,8 +75,8 @@ async def test_a_preflight_changes_nothing(model: art.TrainableModel, backend: a
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_task_is_looked_at(model: art.TrainableModel, backend: art.LocalBackend) -> None:
-    arguments = argparse.Namespace(scenarios=2, rollouts=4, seed=0)
-    checks = await examine_task(Console(quiet=True), arguments, get_task("yes_no_maybe"), backend, model)
+    arguments = argparse.Namespace(groups=2, rollouts=4, seed=0)
+    checks = await examine_task(arguments, get_task("yes_no_maybe"), backend, model)
     assert [check.name for check in checks] == [
         "rollouts", "reward spread", "step of the rollouts",
     ]  # fmt: skip

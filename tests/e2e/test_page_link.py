@@ -33,7 +33,7 @@ async def test_the_link_of_a_training_script(
         assert client.api_key not in error
         headers = {"origin": base, "x-art-page": "1"}
         async with httpx2.AsyncClient(base_url=base, headers=headers, trust_env=False) as http:
-            assert "main.js" in (await http.get("/")).text
+            assert "page.js" in (await http.get("/")).text
             session = await http.post("/view/login", json={"code": code})
             assert session.json()["has_server"] is True
             assert (await http.get("/view/api/runs")).json()["runs"] == []

@@ -23,7 +23,7 @@ def quick(**limits: int) -> LiveHub:
 def make(number: int = 1, project: str = "p", *, is_streamed: bool = True) -> LiveRequest:
     tokenizer = SimpleNamespace(token_bytes=TEXTS)
     turn = SimpleNamespace(
-        rollout_id=None, messages=[user("hi" * 999)], prompt_token_ids=[0] * 5, max_tokens=9,
+        rollout_id=None, scenario=None, messages=[user("hi" * 999)], prompt_token_ids=[0] * 5, max_tokens=9,
         renderer=SimpleNamespace(tokenizer=tokenizer),
     )  # fmt: skip
     completion = SimpleNamespace(

@@ -28,7 +28,7 @@ from art.runtime.live import (
 )
 from art.runtime.runtime import Runtime as RealRuntime
 from art.server.app import App
-from art.server.call import SEED_HEADER, build_openapi
+from art.server.call import SCENARIO_HEADER, SEED_HEADER, build_openapi
 from art.server.state import BUCKETS_S, FAMILIES, Metrics
 from art.storage.database import Database
 from art.storage.keys import KeyStore
@@ -285,7 +285,11 @@ def test_the_document_says_what_the_table_says() -> None:
         assert (operation["security"] == []) is (route.scope is None)
         assert set(operation["responses"][str(route.status)]["content"]) == set(route.media)
         named = [parameter["name"] for parameter in operation["parameters"]]
-        assert named == [*re.findall(r"{(\w+)}", route.path), *route.query, *([SEED_HEADER] if route.samples else [])]
+        assert named == [
+            *re.findall(r"{(\w+)}", route.path),
+            *route.query,
+            *([SEED_HEADER, SCENARIO_HEADER] if route.samples else []),
+        ]
         if route.request is not None:
             (media,) = operation["requestBody"]["content"].values()
             assert media["schema"]["$ref"].rpartition("/")[2] in document["components"]["schemas"]
