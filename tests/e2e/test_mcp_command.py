@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -89,11 +90,14 @@ async def test_its_answers_are_those_of_art_view(data_dir: Path, tmp_path: Path)
     file = tmp_path / "answer.json"
     async with connected(data_dir) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert tools.keys() == {tool for tool, _, _ in QUESTIONS} | {"doctor"}
+        assert tools.keys() == {tool for tool, _, _ in QUESTIONS} | {"request", "doctor"}
         assert all(tool.annotations.read_only_hint for tool in tools.values())
         assert tools["compare"].input_schema["required"] == ["project", "name", "a", "b"]
         assert "Words that the conversation" in tools["rollouts"].input_schema["properties"]["text"]["description"]
-        for tool, arguments, path in QUESTIONS:
+        shown = (await client.call_tool("rollout", ROLLOUT)).content[0].text
+        exchange = re.findall(r"ex_[0-9a-z]+", shown)[0]
+        again = ("request", {**ROLLOUT, "exchange": exchange}, f"{AT}/rollouts/train/2/1/0/request?exchange={exchange}")
+        for tool, arguments, path in (*QUESTIONS, again):
             said = await client.call_tool(tool, arguments)
             assert not said.is_error, f"{tool}: {said.content[0].text}"
             assert main(["view", str(data_dir), "--read", path, "--json", str(file)]) == 0
