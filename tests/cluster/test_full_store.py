@@ -75,7 +75,10 @@ async def test_a_step_that_finds_no_room_says_so_and_is_made_when_there_is_some(
     async with art.LocalBackend(path=tmp_path / "ray", cluster="ray", show_page=False) as backend:
         model = await registered(backend, tiny_model, about)
         seen = await train(backend, model, 1)
-        kept = fill(ray, leave_bytes=300_000)  # room for the samples, and not for the checkpoint of 8 MB
+        kept = []
+        for _ in range(3):  # what the step before released leaves a little later
+            kept += fill(ray, leave_bytes=300_000)  # room for the samples, and not for the checkpoint of 8 MB
+            await asyncio.sleep(1)
         started = time.monotonic()
         with pytest.raises(ArtError, match=NO_ROOM) as raised:
             await train(backend, model, 1)  # its chats are answered: tokens do not need the store

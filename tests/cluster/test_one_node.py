@@ -78,27 +78,6 @@ async def test_files_by_a_common_folder_and_as_many_engines_as_there_is_room_for
         assert there == pytest.approx(here, abs=1e-6)
 
 
-async def test_a_node_that_comes_later_gives_room(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
-    config = ServerConfig(cluster="ray", room_timeout_s=120.0)
-    async with art.LocalBackend(path=tmp_path, server_config=config, show_page=False) as backend:
-        registering = asyncio.create_task(registered(backend, tiny_model, settings(ranks=4)))
-        await asyncio.sleep(1)
-        client = await backend._connection()
-        async with asyncio.timeout(60):
-            while True:
-                (trainer,) = [one for one in await actors_of(client) if one["name"].startswith("trainer")] or [None]
-                if trainer and trainer["problem"]:
-                    break
-                await asyncio.sleep(0.2)
-        assert "needs 1 CPU + 1 CPU + 1 CPU + 1 CPU, each on one node" in trainer["problem"]
-        node = await asyncio.to_thread(cluster.add, 2)
-        try:
-            await registering
-        finally:
-            cluster.nodes.remove(node)
-            node.kill()
-
-
 GPUS = art.ModelSettings(engine=EngineConfig(device="cuda"), trainer=TrainerConfig(device="cuda"))
 
 
@@ -167,6 +146,27 @@ def test_a_cluster_that_is_not_there(tmp_path: Path, address: str, problem: str)
     assert ended.returncode == 1
     assert problem in ended.stderr
     assert time.monotonic() - started < 20
+
+
+async def test_a_node_that_comes_later_gives_room(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
+    config = ServerConfig(cluster="ray", room_timeout_s=120.0)
+    async with art.LocalBackend(path=tmp_path, server_config=config, show_page=False) as backend:
+        registering = asyncio.create_task(registered(backend, tiny_model, settings(ranks=4)))
+        await asyncio.sleep(1)
+        client = await backend._connection()
+        async with asyncio.timeout(60):
+            while True:
+                (trainer,) = [one for one in await actors_of(client) if one["name"].startswith("trainer")] or [None]
+                if trainer and trainer["problem"]:
+                    break
+                await asyncio.sleep(0.2)
+        assert "needs 1 CPU + 1 CPU + 1 CPU + 1 CPU, each on one node" in trainer["problem"]
+        node = await asyncio.to_thread(cluster.add, 2)
+        try:
+            await registering
+        finally:
+            cluster.nodes.remove(node)
+            node.kill()
 
 
 async def actors_of(client: Any) -> list[dict[str, Any]]:
