@@ -460,6 +460,7 @@ async def test_every_view_fits_the_window_and_is_accessible(
 async def test_the_keyboard_reaches_a_rollout(walker: Walker, backend: art.LocalBackend) -> None:
     await log_in(walker, backend)
     await walker.go(f"{RUN}/rollouts?split=train&step={STEP}", "rollouts")
+    await walker.page.locator("details.column-choice:visible").wait_for()  # the rows and the task's metrics are there
     for key in ("j", "j", "Enter"):
         await walker.page.keyboard.press(key)
     await walker.sees("Conversation")
