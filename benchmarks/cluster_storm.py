@@ -47,8 +47,8 @@ RAY_SETTINGS = {
     "RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "5", "RAY_worker_niceness": "0",
 }  # fmt: skip
-"""By default Ray takes a frozen node for dead after 65 s, five times 3 + 10 s. And its actors would come after all else
-on this machine."""
+"""With Ray's defaults a frozen node counts as dead after 65 s: five checks of 3 + 10 s. Its actors have a low priority,
+with which they starve on a busy machine."""
 NODE_CPUS = 4
 STEPS_PER_KILL = 3
 RELATIVE = 1e-5

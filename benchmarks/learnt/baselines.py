@@ -15,7 +15,7 @@ from benchmarks.learnt.policies import POLICIES, Policy
 from benchmarks.learnt.results import Baseline
 
 SEED = 1
-"""Of the scenarios and of the policies' random choices."""
+"""Seed of the scenarios, and of what the policies choose at random."""
 
 
 async def measure_baselines(name: str, *, count: int) -> dict[str, Baseline]:

@@ -183,7 +183,7 @@ class SentFiles:
         self._users[key] = self._users.get(key, 0) + 1
         try:
             yield await asyncio.shield(task)
-        except (StorageError, OSError):
+        except Exception:
             if self._packed.get(key) is task:  # the next call packs it again: an object without room is lost to Ray
                 del self._packed[key]
             raise

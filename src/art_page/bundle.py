@@ -38,7 +38,7 @@ class PageFiles:
     content: Mapping[str, bytes]
     """Content of the other files by name."""
     packed: Mapping[str, bytes]
-    """The same, compressed by gzip."""
+    """The gzipped content of these files by name."""
     version: str
     """Digest of all of them. It is part of their addresses, so browsers may keep them for ever."""
 

@@ -1,4 +1,4 @@
-"""The same training with several seeds, for `--seeds` of `art demo` and `art train`: a table, a verdict, a picture."""
+"""Table, verdict and picture of one training with several seeds: the option `--seeds` of `art demo` and `art train`."""
 
 from __future__ import annotations
 

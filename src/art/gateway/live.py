@@ -37,7 +37,7 @@ MAX_ENDED = 100
 TAIL_TOKENS = 1000
 """Tokens of a request's text that a viewer who comes late gets."""
 SCENARIO_CHARS = 80
-"""Beginning of the first question that stands for a scenario without a name."""
+"""Characters of the first question that are shown in place of a scenario's name, where it has none."""
 Project = str | None
 
 

@@ -89,7 +89,7 @@ def normal(specifier: str) -> frozenset[str]:
 
 
 MAX_PAGES = 60
-"""Of the site. Decisions are no pages of it: their list is in the repository."""
+"""Most pages of the documentation site. It leaves out the decisions, which the repository lists."""
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
