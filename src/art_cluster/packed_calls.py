@@ -82,6 +82,10 @@ def _load_model(state: bytes) -> Any:
     return pickle.loads(state)
 
 
+_SCRIPT_NAMES = (b"\x8c\x08__main__", b"\x8c\x0b__mp_main__")
+"""How pickle writes the module of what the script defines: the length, then the name. Texts may contain the name."""
+
+
 def pack(call: Call) -> Packed:
     """Pickle a call together with the rollout that the running code belongs to.
 
@@ -111,7 +115,7 @@ def pack(call: Call) -> Packed:
             "registered models, and functions and classes of the top level of a module"
         ) from error
     packed = file.getvalue()
-    script = read_script() if b"__main__" in packed or b"__mp_main__" in packed else None
+    script = read_script() if any(name in packed for name in _SCRIPT_NAMES) else None
     return Packed(payload=pickle.dumps((script, packed)), addresses=frozenset(pickler.addresses))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import psutil
 import pytest
 
 from art.errors import ConfigError
+from art.rollout_workers import Call
+from art_cluster import packed_calls
 from art_cluster.ray_workers import RayWorkers
 from tests.support import worker_rollouts
 
@@ -139,3 +142,19 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def is_running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_the_script_travels_for_what_it_defines_not_for_texts_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = packed_calls.Script(path="here.py", source="", package=None)
+    monkeypatch.setattr(packed_calls, "read_script", lambda: script)
+    text = pack_call('def f(): ...\nif __name__ == "__main__":\n    f()')
+    defined = type("Defined", (), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Defined", defined, raising=False)
+    assert [text, pack_call(defined)] == [None, script]
+
+
+def pack_call(argument: object) -> packed_calls.Script | None:
+    """The script that travels with a call that has an argument."""
+    call = Call(worker_rollouts.chat, (argument,), {})
+    script: packed_calls.Script | None = pickle.loads(packed_calls.pack(call).payload)[0]
+    return script
