@@ -1,5 +1,7 @@
 """What people who watch the live view cost: the same work on two servers, one with viewers, one without.
 
+With `--alternatives 5` nobody watches, and one server records the 5 most likely tokens beside each sampled one.
+
 Both servers have the same tiny model, and get the same requests with the same seeds, so they sample the same tokens.
 They take turns, so that whatever else the machine does hits both alike. The viewers read the stream of live events over
 HTTP, as the page does, and throw it away.
@@ -10,6 +12,7 @@ HTTP, as the page does, and throw it away.
 
     python -m benchmarks live_watchers --json live_watchers.json
     python -m benchmarks live_watchers --watchers 16 --repeats 5
+    python -m benchmarks live_watchers --alternatives 5
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,22 +49,27 @@ build_tiny_model(sys.argv[1], warm_start_steps=0)
 
 def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--watchers", type=int, help="viewers of live events (default: 4)")
+    group.add_argument("--alternatives", type=int, help="tokens that one server records, in place of viewers")
     group.add_argument("--answers", type=int, help="chat answers of each round (default: 192, with --quick 32)")
     group.add_argument("--steps", type=int, help="training steps of each round (default: 4, with --quick 1)")
 
 
 def run(args: argparse.Namespace) -> Result:
-    num_watchers = args.watchers or 4
+    num_watchers = 0 if args.alternatives else args.watchers or 4
     num_answers = args.answers or (32 if args.quick else 192)
     num_steps = args.steps or (1 if args.quick else 4)
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
         # Without a warm start the model rambles: its answers are as long as they may be.
         subprocess.run([sys.executable, "-c", BUILD, str(model)], check=True, stdout=subprocess.DEVNULL)
-        figures = asyncio.run(_measure(Path(name), model, args.repeats, (num_watchers, num_answers, num_steps)))
+        sizes = (num_watchers, num_answers, num_steps)
+        figures = asyncio.run(_measure(Path(name), model, args.repeats, sizes, args.alternatives or 0))
     serving, training = figures["serving"], figures["training"]
+    what = (
+        f"{args.alternatives} recorded alternatives" if args.alternatives else f"{num_watchers} viewers of live events"
+    )
     return Result(
-        summary=f"{num_watchers} viewers of live events against none: {num_answers} plain chat answers of up to "
+        summary=f"{what} against none: {num_answers} plain chat answers of up to "
         f"{NEW_TOKENS} tokens from {CONNECTIONS} connections, and {num_steps} training steps of {GROUPS} groups of "
         f"{GROUP_SIZE} rollouts, in each of {args.repeats} rounds.",
         rows=[
@@ -69,7 +77,7 @@ def run(args: argparse.Namespace) -> Result:
             *training.rows(f"{num_steps} training steps"),
             {
                 "measured": "kB that each viewer has read", "ratio": "", "without": 0,
-                "with viewers": (serving.num_bytes + training.num_bytes) // num_watchers // 1000,
+                "with": (serving.num_bytes + training.num_bytes) // max(num_watchers, 1) // 1000,
             },
         ],
         notes=[
@@ -91,7 +99,7 @@ class _Figures:
         return [
             {
                 "measured": f"{label}, {clock.removesuffix('_s')} s",
-                "with viewers": Spread.of([timing.seconds(clock) for timing in self.watched]),
+                "with": Spread.of([timing.seconds(clock) for timing in self.watched]),
                 "without": Spread.of([timing.seconds(clock) for timing in self.alone]),
                 "ratio": ratio(self.watched, self.alone, clock),
             }
@@ -165,10 +173,13 @@ class Contender:
         return Timing(cpu_s=self.cpu_s() - cpu_s, wall_s=time.perf_counter() - started)
 
 
-async def _measure(folder: Path, model: Path, repeats: int, sizes: tuple[int, int, int]) -> dict[str, _Figures]:
+async def _measure(
+    folder: Path, model: Path, repeats: int, sizes: tuple[int, int, int], alternatives: int
+) -> dict[str, _Figures]:
     num_watchers, num_answers, num_steps = sizes
     figures = {"serving": _Figures(), "training": _Figures()}
-    async with contender(folder / "watched", model) as watched, contender(folder / "alone", model) as alone:
+    settings = {"record_alternatives": alternatives}
+    async with contender(folder / "watched", model, settings) as watched, contender(folder / "alone", model) as alone:
         num_bytes = [0] * num_watchers
         viewers = [asyncio.create_task(_watch(watched.server, num_bytes, place)) for place in range(num_watchers)]
         await asyncio.sleep(1.0)
@@ -187,7 +198,7 @@ async def _measure(folder: Path, model: Path, repeats: int, sizes: tuple[int, in
                     figures[kind].num_bytes += sum(num_bytes) - before
                 bar.update()
         assert not any(viewer.done() for viewer in viewers), "a viewer has lost its stream"
-        assert min(num_bytes) > 10_000 * repeats, f"the viewers have read only {num_bytes} bytes"
+        assert min(num_bytes, default=10**9) > 10_000 * repeats, f"the viewers have read only {num_bytes} bytes"
         for viewer in viewers:
             viewer.cancel()
         await asyncio.gather(*viewers, return_exceptions=True)
@@ -195,8 +206,8 @@ async def _measure(folder: Path, model: Path, repeats: int, sizes: tuple[int, in
 
 
 @contextlib.asynccontextmanager
-async def contender(folder: Path, model: Path) -> AsyncIterator[Contender]:
-    async with server(folder) as one, art.Backend(one.client.base_url, one.api_key) as backend:
+async def contender(folder: Path, model: Path, settings: Mapping[str, int] = {}) -> AsyncIterator[Contender]:
+    async with server(folder, settings=settings) as one, art.Backend(one.client.base_url, one.api_key) as backend:
         agent = art.TrainableModel(name=NAME, project=PROJECT, base_model=str(model), base_path=str(folder))
         await agent.register(backend)
         connections = [Connection(one.host, one.port, one.api_key) for _ in range(CONNECTIONS)]

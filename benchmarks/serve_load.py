@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import random
 import secrets
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,10 +112,12 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def server(data_dir: Path, source: Path | None = None) -> AsyncIterator[Server]:
-    """`art-server` as a program of its own; `source` is the folder `src` of another checkout to take it from."""
+async def server(data_dir: Path, source: Path | None = None, settings: Mapping[str, int] = {}) -> AsyncIterator[Server]:
+    """`art-server` as a program of its own, with settings; `source` is the folder `src` of another checkout to take it
+    from."""
     api_key = secrets.token_hex(16)
     command = [sys.executable, "-m", "art.cli.server", "--port", "0", "--data-dir", str(data_dir), "--die-with-parent"]
+    command += ["--config-json", json.dumps(settings)] if settings else []
     process = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env=os.environ | {"ART_API_KEY": api_key} | ({} if source is None else {"PYTHONPATH": str(source)}),

@@ -312,6 +312,9 @@ class RolloutTokens(PageAnswer):
     """Numbers of each returned token, by name, null where one is not known: `sampling_logprob`, `policy_logprob`,
     `entropy`, `importance_ratio` (policy over sampler), `advantage`, `weight` (factor in the loss of the update). A
     name is absent when no token has a value."""
+    alternatives: dict[int, list[tuple[int, str | None, float]]] = {}
+    """The most likely tokens at places of the path where they were recorded (`record_alternatives`), best first: id,
+    text, log-prob at sampling."""
     step: int | None = None
     """Step that was given this rollout to train; null if none was."""
     update: int | None = None

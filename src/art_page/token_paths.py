@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import orjson
@@ -16,7 +17,7 @@ import orjson
 from art.errors import ArtError
 from art.gateway.tokenizer import TextStream, Tokenizer
 from art.protocol.answers import BranchReason
-from art.record.recorded_answers import RecordedAnswer, TokenArray, assemble_answers
+from art.record.recorded_answers import RecordedAnswer, TokenArray, assemble_answers, unpack_alternatives
 from art.record.recorder import SELECT_ANSWERS
 from art.storage import checkpoints
 from art.storage.layout import ModelPaths
@@ -76,6 +77,21 @@ def read_branch_reasons(database: ReadOnlyDatabase, ids: Iterable[str]) -> dict[
         (orjson.dumps(sorted(set(ids))).decode(),),
     )
     return dict(rows)
+
+
+Alternatives: TypeAlias = list[list[tuple[int, float]]]
+"""[C][up to K] The most likely tokens at each place of an answer, best first, with their log-probs."""
+
+
+def read_alternatives(database: ReadOnlyDatabase, answers: Iterable[RecordedAnswer]) -> dict[str, Alternatives]:
+    """Read the alternatives of answers, by the id of the exchange that has them."""
+    lengths = {answer.id: len(answer.completion_token_ids) for answer in answers}
+    rows = database.read(
+        "SELECT id, alternatives FROM exchanges WHERE alternatives IS NOT NULL "
+        "AND id IN (SELECT value FROM json_each(?))",
+        (orjson.dumps(sorted(lengths)).decode(),),
+    )
+    return {exchange_id: unpack_alternatives(value, lengths[exchange_id]) for exchange_id, value in rows}
 
 
 def join_paths(

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,11 @@ from art_page.rollout_answers import (
 from art_page.rollouts import find_row, member
 from art_page.run_files import RunFiles
 from art_page.token_paths import (
+    Alternatives,
     ExchangePath,
     TokenTexts,
     join_paths,
+    read_alternatives,
     read_branch_reasons,
     read_exchanges,
     role_between,
@@ -149,6 +152,7 @@ def describe_tokens(
     *,
     model: tuple[str, str],
     missing: Sequence[str] = (),
+    alternatives: Mapping[str, Alternatives] = MappingProxyType({}),
 ) -> RolloutTokens:
     """Describe the tokens of one path of a rollout.
 
@@ -156,6 +160,7 @@ def describe_tokens(
         paths: the rollout's token paths, as far as they are still recorded.
         model: project and name of the run.
         missing: sentences about what is not known.
+        alternatives: the most likely tokens of answers, by the id of the exchange.
 
     Raises:
         NotFoundError: the rollout has no such path.
@@ -193,8 +198,20 @@ def describe_tokens(
             for name, column in path.values.items()
             if not np.isnan(column).all()
         },
+        alternatives={
+            start + place: [(token, None if tokenizer is None else one_text(tokenizer, token), x) for token, x in best]
+            for answer in path.exchanges.answers
+            for start in [len(answer.prompt_token_ids)]
+            for place, best in enumerate(alternatives.get(answer.id, ()))
+            if first <= start + place < last
+        },
         step=None if training is None else training.plan.step, update=path.update, missing=" ".join(notes) or None,
     )  # fmt: skip
+
+
+def one_text(tokenizer: Tokenizer, token: int) -> str:
+    """The text of a token by itself. Bytes of half a character give a replacement character."""
+    return tokenizer.token_bytes[token].decode("utf-8", "replace")
 
 
 def _describe_path(exchanges: ExchangePath, training: RolloutTraining | None, model: tuple[str, str]) -> _Path:
@@ -325,6 +342,7 @@ class TokenReader:
             join_paths(histories, recorded, read_branch_reasons(self._database, recorded)),
             training, self._texts.of_run(run.project, run.name, run.paths), query, model=(run.project, run.name),
             missing=_why_missing(run.paths, key, len(exchange_ids), len(recorded), training),
+            alternatives=read_alternatives(self._database, recorded.values()),
         )  # fmt: skip
 
     def tree(self, run: RunFiles, step: int, query: TreeQuery) -> TreeAnswer:

@@ -105,7 +105,7 @@ def add_recipe_options(
     parser.add_argument(
         "--settings", type=Path, metavar="FILE",
         help="TOML or JSON with settings of this command by name, e.g. learning_rate, and `art.ModelSettings` as the "
-        "table `settings`; what the command line says wins",
+        "table `settings`, `art.ServerConfig` as the table `server_config`; what the command line says wins",
     )  # fmt: skip
     judge = parser.add_argument_group("judge", what_for)
     add_settings(judge, config, "judge", "judge_url", "judge_passes")

@@ -90,7 +90,7 @@ async def auto(
     trained = config.make_model()
     config.make_judge(trained.costs)  # fails now if the judge cannot be asked, before anything is paid
     folder.mkdir(parents=True, exist_ok=True)
-    async with LocalBackend(path=config.data_dir) as backend:
+    async with LocalBackend(path=config.data_dir, server_config=config.server_config) as backend:
         # Fails before inputs are paid for if the base model is missing or cannot be trained here.
         on_progress(Progress("Starting server, engine and trainer ...", "busy"))
         await trained.register(backend)

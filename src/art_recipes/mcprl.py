@@ -128,7 +128,7 @@ class _McpRl:
         model = config.make_model()
         judge = config.make_judge(model.costs, rubric=config.rubric)
         tools, resources = await self._discover()
-        async with LocalBackend(path=config.data_dir) as backend:
+        async with LocalBackend(path=config.data_dir, server_config=config.server_config) as backend:
             # Before scenarios are paid for: a base model that is missing, or that cannot be trained here, ends it now.
             self._say("Starting server, engine and trainer ...", "busy")
             await model.register(backend)

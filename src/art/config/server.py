@@ -220,6 +220,10 @@ class ServerConfig(Config):
     """Age in seconds after which recorded exchanges (requests with answers) and rollouts are deleted, unless a younger
     one continues them. Trajectories made from deleted ones can no longer be trained. `None` keeps all."""
 
+    record_alternatives: int = Field(default=0, ge=0, le=20)
+    """How many of the most likely tokens are recorded beside each sampled one, for the page's view of tokens. Each
+    takes 8 bytes per token in the record; docs/watching.md has what it costs."""
+
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from art.gateway.turn import SEEDS, ChatOptions, Turn, TurnMaker
 from art.protocol.chat_completions import ChatRequest
 from art.protocol.samples import Constraint
 from art.record.conversations import extend_hash
-from art.record.recorded_answers import Segments, join_segments
+from art.record.recorded_answers import Segments, join_segments, pack_alternatives
 from art.record.recorder import Exchange, Recorder
 from art.record.rollout_store import RolloutStore
 from art.record.usage_book import Amounts
@@ -48,8 +48,12 @@ Put = Callable[[dict[str, Any]], None]
 class Gateway:
     """Answers chat requests to every registered model, and records each answer with its exact tokens."""
 
-    def __init__(self, resolver: ModelResolver, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self, resolver: ModelResolver, recorder: Recorder, num_alternatives: int = 0) -> None:
+        """
+        Args:
+            num_alternatives: how many of the most likely tokens are recorded beside each sampled one.
+        """
+        self.recorder, self._num_alternatives = recorder, num_alternatives
         self.rollouts = RolloutStore(recorder)
         self.live = LiveHub()
         """What is being sampled now."""
@@ -145,7 +149,7 @@ class Gateway:
             policy = await self.turns.find_policy(request.model, turn.rollout_id)
         parse_tools = bool(turn.tools) and request.tool_choice != "none"
         parser = renderer.parser(turn.prompt_token_ids, turn.tools, parse_tools=parse_tools)
-        completion = Completion(index, request, renderer, parser)
+        completion = Completion(index, request, renderer, parser, self._num_alternatives)
         writer = None if put is None else ChoiceWriter(completion, put)
 
         # The engine reports tokens as they are sampled to a client that streams, to people who watch, for stop strings
@@ -156,6 +160,7 @@ class Gateway:
             switching = SwitchingAnswer(turn, policy, self._resolver, self.turns)
         is_streamed = at_once or switching is not None or self.live.is_watched(policy.project)
         generate = _generate_request(turn, policy, completion, 0.0 if at_once else WATCHED_CHUNK_S)
+        generate = replace(generate, num_top_logprobs=max(generate.num_top_logprobs, self._num_alternatives))
         with self.live.followed(LiveRequest(turn, policy, completion, is_streamed)) as live:
             try:
                 if not is_streamed:
@@ -247,6 +252,7 @@ def _exchange(
         temperature=generate.temperature, top_p=generate.top_p, seed=generate.seed,
         finish_reason=completion.finish_reason, message=completion.message, request_messages=turn.messages,
         tools=turn.tools, created_at=time.time(), segments=completion.segments, constraint=constraint,
+        alternatives=pack_alternatives(completion.alternatives or ()),
     )  # fmt: skip
 
 

@@ -83,7 +83,9 @@ class StopScanner:
 class Completion:
     """One choice of a request: call `add` with the engine's chunks until it has a `finish_reason`."""
 
-    def __init__(self, index: int, request: ChatRequest, renderer: Renderer, parser: MessageParser) -> None:
+    def __init__(
+        self, index: int, request: ChatRequest, renderer: Renderer, parser: MessageParser, num_alternatives: int = 0
+    ) -> None:
         self.index = index
         self.exchange_id = new_exchange_id()
         self._token_bytes = renderer.tokenizer.token_bytes
@@ -94,6 +96,9 @@ class Completion:
         self.logprobs: list[float] = []
         self.kept: list[list[int]] = []
         """What each token was drawn from where truncation left something out; see `TokenChunk.kept`."""
+        self.alternatives: list[list[tuple[int, float]]] | None = [] if num_alternatives else None
+        """The most likely tokens at each place, best first, where they are recorded."""
+        self._num_alternatives, self._num_reported = num_alternatives, request.top_logprobs or 0
         self.segments: Segments = []
         """Parts of the answer that different steps sampled; empty for one step."""
         self.num_cached_tokens = 0
@@ -131,9 +136,12 @@ class Completion:
         self.token_ids += ids[:kept]
         self.logprobs += chunk.logprobs[:kept]
         self.kept += chunk.kept[:kept] if chunk.kept else [[]] * kept
+        top = chunk.top_logprobs or [[]] * kept
+        if self.alternatives is not None:
+            self.alternatives += [others[: self._num_alternatives] for others in top[:kept]]
         if self.reports is not None:
-            for i, (token, logprob) in enumerate(zip(ids[:kept], chunk.logprobs, strict=False)):
-                others = [self._report(*other) for other in chunk.top_logprobs[i]] if chunk.top_logprobs else []
+            for token, logprob, best in zip(ids[:kept], chunk.logprobs, top, strict=False):
+                others = [self._report(*other) for other in best[: self._num_reported]]
                 self.reports.append({**self._report(token, logprob), "top_logprobs": others})
         self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
         self.timings = chunk.timings or self.timings

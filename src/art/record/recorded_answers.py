@@ -4,6 +4,7 @@ A step may learn from thousands of exchanges of thousands of tokens each. As lis
 ten times the memory. And the columns of the table `exchanges` that are packed:
 
 segments       JSON of the steps that sampled an answer, and of how many tokens each; NULL for a single step
+alternatives   ids and log-probs of the most likely tokens at each place; NULL unless a setting asks for them
 constrained    what an answer was drawn from: the hash (SHA-256) of a grammar, which is stored once in the table
                `grammars` (64 zeros for none), then JSON of the rest; NULL for most answers
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -41,6 +42,27 @@ def pack_segments(segments: Segments) -> str | None:
 def unpack_segments(value: str | None) -> Segments:
     """Read a value of the column `segments`."""
     return [] if value is None else [(step, num_tokens) for step, num_tokens in orjson.loads(value)]
+
+
+_ALTERNATIVE = np.dtype([("token", "<u4"), ("logprob", "<f4")])
+
+
+def pack_alternatives(alternatives: Sequence[Sequence[tuple[int, float]]]) -> bytes | None:
+    """Return the value of the column `alternatives`, 8 bytes for each; `None` where there are none.
+
+    Args:
+        alternatives: [C][up to K] tokens with their log-probs. Places with fewer are filled with a log-prob of -inf.
+    """
+    most = max(map(len, alternatives), default=0)
+    if not most:
+        return None
+    return np.array([[*row, *[(0, -np.inf)] * (most - len(row))] for row in alternatives], dtype=_ALTERNATIVE).tobytes()
+
+
+def unpack_alternatives(value: bytes, num_tokens: int) -> list[list[tuple[int, float]]]:
+    """Read a value of the column `alternatives` of an answer of C tokens. Returns [C][up to K], best first."""
+    rows = np.frombuffer(value, dtype=_ALTERNATIVE).reshape(num_tokens, -1).tolist()
+    return [[(token, logprob) for token, logprob in row if logprob > -np.inf] for row in rows]
 
 
 def join_segments(parts: Iterable[tuple[int, int]]) -> Segments:

@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS exchanges (
     prompt_tail BLOB NOT NULL, completion BLOB NOT NULL, logprobs BLOB NOT NULL,
     temperature REAL NOT NULL, top_p REAL NOT NULL, seed INTEGER NOT NULL, finish_reason TEXT NOT NULL,
     new_messages BLOB NOT NULL, tools BLOB, message BLOB NOT NULL, created_at REAL NOT NULL, constrained TEXT,
-    segments TEXT, number INTEGER NOT NULL DEFAULT 0
+    segments TEXT, number INTEGER NOT NULL DEFAULT 0, alternatives BLOB
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS exchanges_by_conversation ON exchanges (conversation);
 CREATE INDEX IF NOT EXISTS exchanges_by_rollout ON exchanges (rollout_id) WHERE rollout_id IS NOT NULL;
@@ -58,7 +58,7 @@ def create_tables(db: sqlite3.Connection) -> None:
 
 
 _LATER = {
-    "exchanges": ("constrained TEXT", "segments TEXT", "number INTEGER NOT NULL DEFAULT 0"),
+    "exchanges": ("constrained TEXT", "segments TEXT", "number INTEGER NOT NULL DEFAULT 0", "alternatives BLOB"),
     "rollouts": ("untrainable TEXT", "sampling BLOB"),
 }
 """Columns that tables of older versions lack."""
@@ -157,6 +157,8 @@ class Exchange:
     """The part of the vocabulary that the completion was drawn from; `None` for all of it."""
     segments: Segments = field(default_factory=list)
     """Step and number of tokens of each part of the completion, in order, if several steps sampled it; else empty."""
+    alternatives: bytes | None = None
+    """The most likely tokens at each place, if `record_alternatives` asks for them; see `unpack_alternatives`."""
 
     def summary(self) -> dict[str, Any]:
         """Return the facts that a choice names under `exchange`, so that logs have them without this record."""
@@ -197,7 +199,7 @@ def exchange_id_at(seconds: float) -> str:
 
 _PLAIN = (
     "id", "rollout_id", "project", "name", "policy_version", "parent_id", "branch_reason", "temperature", "top_p",
-    "finish_reason", "created_at",
+    "finish_reason", "created_at", "alternatives",
 )  # fmt: skip
 """Columns that hold a field of `Exchange` as it is."""
 _NAMES = (

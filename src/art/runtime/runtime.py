@@ -63,7 +63,7 @@ class Runtime:
         self._hosts = Hosts(self.data_dir, config, cluster=self._cluster)
         self.models = Models(self.data_dir, self._hosts, self._recorder, self._registry)
         self.resolver = PolicyResolver(self.models)
-        self.gateway = Gateway(self.resolver, self._recorder)
+        self.gateway = Gateway(self.resolver, self._recorder, config.record_alternatives)
         self.live = self.gateway.live
         """What is being sampled and trained now, for people who watch."""
         store = JobStore(

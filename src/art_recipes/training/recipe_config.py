@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from art.config import EngineConfig, LoraConfig, ModelSettings, PipelineConfig, VllmConfig
+from art.config import EngineConfig, LoraConfig, ModelSettings, PipelineConfig, ServerConfig, VllmConfig
 from art.config.base import Config
 from art.costs import Ledger, Prices
 from art.errors import ConfigError
@@ -88,6 +88,8 @@ class RecipeConfig(Config):
     """Most tokens of prompt and completion together; the default is the model's own limit."""
     settings: ModelSettings | None = None
     """All settings of adapter, engine and trainer, in place of the four above, which must be left out then."""
+    server_config: ServerConfig | None = None
+    """Settings of the server that the run starts, such as `alerts`."""
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
@@ -128,7 +130,7 @@ class RecipeConfig(Config):
 
     async def record(self, model: TrainableModel[Any, Any]) -> None:
         """Keep the settings with the run, without values that may be keys, and give it its tags and notes."""
-        hidden = {"headers", "env", "base_model", "name", "project", "data_dir", "tags", "notes"}
+        hidden = {"headers", "env", "server_config", "base_model", "name", "project", "data_dir", "tags", "notes"}
         await model.record_settings({"recipe": self.model_dump(mode="json", exclude=hidden, exclude_none=True)})
         if self.tags is not None or self.notes is not None:
             await asyncio.to_thread(model.set_labels, tags=self.tags, notes=self.notes)

@@ -98,6 +98,10 @@ async def train(
     task = task if isinstance(task, Task) else get_task(task)
     config = TaskTrainingConfig.complete(config, model, settings)
     check_judge(task, config.judge)
+    if backend is not None and config.server_config is not None:
+        raise ConfigError(
+            "`server_config` is for a server that the run starts, and `backend` has one already: leave one out"
+        )
     config = config.named(name=f"{task.label}-seed{config.seed}", project=task.label)
     run = _Run(task=task, config=config, model=config.make_model(), on_progress=on_progress)
     if config.base_model is not None and (warning := other_task(task, config.base_model)):
@@ -105,7 +109,7 @@ async def train(
     scorer = None
     if config.judge is not None:
         scorer = GroupScorer(config.make_judge(run.model.costs, rubric=config.rubric or task.rubric))
-    async with backend or LocalBackend(path=config.data_dir) as backend:
+    async with backend or LocalBackend(path=config.data_dir, server_config=config.server_config) as backend:
         on_progress(Progress("starting server, engine and trainer", "busy"))
         await run.model.register(backend)
         await config.record(run.model)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from art.cli.main import StderrHandler, main
-from art.config import VllmConfig
+from art.config import ServerConfig, VllmConfig
 from art.errors import ConfigError
 from art.model import TrainableModel
 from art.recipes import AutoConfig, McpRlConfig, RecipeConfig, TaskTrainingConfig
@@ -62,7 +62,7 @@ def test_every_setting_of_a_recipe_is_an_option_with_help(
     parser = argparse.ArgumentParser()
     add_options(parser)
     dests = {action.dest: action.help for action in parser._actions}
-    passed_otherwise = {"headers", "env"}  # the options have their own syntax
+    passed_otherwise = {"headers", "env", "server_config"}  # own syntax, or in the file of --settings
     assert dests.keys() - others - {"help"} == config.model_fields.keys() - passed_otherwise
     assert all(text and text != "None" for text in dests.values())
 
@@ -104,9 +104,11 @@ def read(*options: str) -> TaskTrainingConfig:
 
 def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path: Path) -> None:
     toml = 'steps = 9\ngroups = 3\njudge_price = [1, 2.5]\nreport = ["wandb"]\n[settings.trainer]\nnum_processes = 2\n'
+    toml += '[server_config]\nalerts = "cat"\n'
     config = read("--settings", write(tmp_path / "a.toml", toml), "--steps", "5")
     assert (config.steps, config.groups, config.judge_price, config.report) == (5, 3, (1, 2.5), ("wandb",))
     assert config.model_settings().trainer.num_processes == 2
+    assert config.server_config == ServerConfig(alerts="cat")
     assert read("--settings", write(tmp_path / "a.json", '{"steps": 9, "engine": "vllm"}')).steps == 9
     merged = '{"settings": {"lora": null, "engine": {"kind": "vllm", "weights": "merged"}}}'
     assert read("--settings", write(tmp_path / "b.json", merged)).serves_one_step

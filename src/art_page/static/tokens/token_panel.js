@@ -40,7 +40,19 @@ export function tokenPanel(tokens, token) {
       rows,
       namedValue("learnt", span === undefined ? "not known" : span.trained ? "yes" : saidNodes(`no: ${maskOf(span)}`)),
       span?.policy_version !== null && span?.policy_version !== undefined ? namedValue("policy version", `step ${span.policy_version}`) : null),
+    alternativesTable(tokens.alternatives[token] ?? [], tokens.ids[token]),
     [...gaps].map(([reason, labels]) => h("p", { class: "soft" }, `No ${labels.join(", ")}: `, saidNodes(reason.charAt(0).toLowerCase() + reason.slice(1)))));
+}
+
+/** The most likely tokens at this place, where the server records them (`record_alternatives`).
+ * @param {[number, string|null, number][]} best id, text and log-prob @param {number|null} drawn @returns {HTMLElement|null} */
+function alternativesTable(best, drawn) {
+  if (best.length === 0) return null;
+  return h("table", { class: "alternatives" },
+    h("caption", {}, "most likely here"),
+    h("tbody", {}, best.map(([id, text, logprob]) => h("tr", { class: id === drawn ? "is-drawn" : null },
+      h("th", { scope: "row", class: "mono" }, saidNodes(text === null ? String(id) : quotedToken(text))),
+      h("td", { class: "number" }, formatNumber(Math.exp(logprob)))))));
 }
 
 /** @param {Map<string, string[]>} gaps @param {string} reason @param {string} label */

@@ -6,7 +6,7 @@ import { formatFixed, formatNumber, formatSigned } from "../lib/format.js";
  *   sampled: boolean, trained: boolean, reason: string|null }} Span  tokens [start, end) that have one origin */
 /** @typedef {(number|null)[]} Values */
 /** @typedef {{ path: number, numTokens: number, ids: (number|null)[], texts: (string|null)[], isSpecial: boolean[], spans: Span[],
- *   values: Record<string, Values>, missing: string|null,
+ *   values: Record<string, Values>, alternatives: Record<number, [number, string|null, number][]>, missing: string|null,
  *   step: number|null, update: number|null, spanOf: number[] }} PathTokens  the tokens that have arrived */
 /** @typedef {"sequential"|"diverging"|"category"} Kind */
 /** @typedef {{ key: string, label: string, kind: Kind, about: string }} Signal */
@@ -161,7 +161,7 @@ export function binsOf(values, numTokens, numBins) {
 export function emptyPath(answer) {
   const about = answer.paths.find((/** @type {any} */ entry) => entry.path === answer.path);
   const numTokens = about?.num_tokens ?? answer.token_ids.length;
-  return { path: answer.path, numTokens, ids: [], texts: [], isSpecial: [], spans: [], values: {}, missing: answer.missing ?? null, step: answer.step ?? null, update: answer.update ?? null, spanOf: [] };
+  return { path: answer.path, numTokens, ids: [], texts: [], isSpecial: [], spans: [], values: {}, alternatives: {}, missing: answer.missing ?? null, step: answer.step ?? null, update: answer.update ?? null, spanOf: [] };
 }
 
 /** Appends one answer of at most 20,000 tokens to a path. Spans of the answer count from the start of the path.
@@ -176,6 +176,7 @@ export function appendTokens(tokens, answer) {
     for (const value of /** @type {Values} */ (added)) into.push(value);
   }
   for (const values of Object.values(tokens.values)) while (values.length < tokens.ids.length) values.push(null);
+  Object.assign(tokens.alternatives, answer.alternatives);
   for (const span of answer.spans) {
     const last = tokens.spans[tokens.spans.length - 1];
     const isSame = last !== undefined && last.end >= span.start && last.exchange_id === span.exchange_id && last.role === span.role

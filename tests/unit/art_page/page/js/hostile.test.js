@@ -65,7 +65,7 @@ test("judge, record, table, panel, legend and branches", () => {
   cell.append(...cells.flat().filter((child) => child !== null));
   assert.match(checked(cell), /<script>/);
   const span = { start: 0, end: 1, role: BAD, exchange_id: "ex", policy_version: 1, sampled: true, trained: false, reason: BAD };
-  const tokens = { path: 0, numTokens: 1, ids: [7], texts: [BAD], isSpecial: [true], spans: [span], spanOf: [0], values: {}, missing: BAD, step: 1, update: 0 };
+  const tokens = { path: 0, numTokens: 1, ids: [7], texts: [BAD], isSpecial: [true], spans: [span], spanOf: [0], values: {}, alternatives: { 0: [[7, BAD, -0.5]] }, missing: BAD, step: 1, update: 0 };
   assert.match(checked(tokenPanel(tokens, 0)), /<script>/);
   assert.match(checked(legendView(new TokenPainter(signalOf("mask"), tokens))), /<script>/);
   const why = new Element("span");
