@@ -49,11 +49,8 @@ class Gateway:
     """Answers chat requests to every registered model, and records each answer with its exact tokens."""
 
     def __init__(self, resolver: ModelResolver, recorder: Recorder, num_alternatives: int = 0) -> None:
-        """
-        Args:
-            num_alternatives: how many of the most likely tokens are recorded beside each sampled one.
-        """
-        self.recorder, self._num_alternatives = recorder, num_alternatives
+        self.recorder = recorder
+        self._num_alternatives = num_alternatives  # most likely tokens that are recorded beside each sampled one
         self.rollouts = RolloutStore(recorder)
         self.live = LiveHub()
         """What is being sampled now."""
