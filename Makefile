@@ -148,9 +148,10 @@ test-skypilot: $(INSTALLED) .venv-skypilot/.installed ## the real SkyPilot, with
 
 test-cluster: .venv-cluster/.installed ## engines, trainer ranks and rollouts on several nodes of Ray on this machine, with Ray in an environment of its own
 	@echo "== Running the tests of clusters"
-	.venv-cluster/bin/python -m pytest -m "slow or not slow" --ignore tests/cluster/test_full_store.py $(wildcard tests/cluster) tests/unit/art_cluster $(ARGS)
-	@echo "== The full object store in a process of its own: Ray keeps the token with which it once joined a cluster"
-	.venv-cluster/bin/python -m pytest -m "slow or not slow" tests/cluster/test_full_store.py $(ARGS)
+	@echo "== Each file in a process of its own: Ray keeps the token with which it once joined a cluster"
+	failed=0; for file in tests/cluster/test_*.py tests/unit/art_cluster; do \
+		.venv-cluster/bin/python -m pytest -m "slow or not slow" $$file $(ARGS) || failed=1; \
+	done; exit $$failed
 
 .venv-page/.installed: pyproject.toml
 	@echo "== Creating .venv-page and installing the extra local, Playwright and axe-core into it"

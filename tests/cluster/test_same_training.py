@@ -97,7 +97,8 @@ async def test_the_same_games_train_the_same_wherever_engines_ranks_and_rollouts
     for name, training in on_ray.items():
         assert training.games == home.games, f"{name}: one request at a time, with seeds: the same tokens"
         for there, here in zip(training.numbers, home.numbers, strict=True):
-            assert there == pytest.approx(here, abs=1e-6), name
+            # Float32 sums whose terms cancel to about 0; two ranks add them in another order. Seen: 1.1e-6.
+            assert there == pytest.approx(here, abs=2e-6), name
     played_by = Counter(t.metadata["pid"] for step in training.steps for group in step.groups for t in group)
     assert len(played_by) == 4, "every worker has played"
     assert [len(training.machines) for training in on_ray.values()] == [2, 4, 4], "actors; four need both nodes"

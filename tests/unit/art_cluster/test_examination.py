@@ -119,7 +119,7 @@ def doctor(*words: str) -> int:
 
 def test_the_command_writes_what_it_found(cluster: RayCluster, tmp_path: Path, tiny_model: Path) -> None:
     settings, out = tmp_path / "settings.json", tmp_path / "out.json"
-    settings.write_text(SETTINGS.model_dump_json())
+    settings.write_text(json.dumps({"settings": SETTINGS.model_dump(mode="json")}))
     assert doctor(str(tiny_model), "--cluster", "--settings", str(settings), "--json", str(out)) == 0
     assert [check["name"] for check in json.loads(out.read_text())["checks"]] == [
         "cluster", "software", "places", "memory forecast"
