@@ -78,4 +78,4 @@ async def test_another_machine_with_an_empty_disk_gets_every_file_that_it_needs(
             node.kill()
         token.unlink()
     for there, here in zip(seen, at_home, strict=True):
-        assert there == pytest.approx(here, abs=1e-6)
+        assert there == pytest.approx(here, abs=2e-6)  # float32 sums that cancel to about 0, in another order
