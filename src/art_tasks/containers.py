@@ -17,6 +17,7 @@ import contextlib
 import functools
 import shutil
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -104,10 +105,19 @@ class ContainerEngine:
         Raises:
             ConfigError: it cannot be built in this time.
         """
-        built = await self.call("build", "--quiet", str(folder), timeout_s=timeout_s)
+        return await self._build(str(folder), timeout_s=timeout_s)
+
+    async def build_layer(self, dockerfile: str, *, timeout_s: float) -> str:
+        """Build the text of a Dockerfile that copies no file, in the same way."""
+        with tempfile.TemporaryDirectory() as empty:
+            return await self._build("--file=-", empty, stdin=dockerfile.encode(), timeout_s=timeout_s)
+
+    async def _build(self, *what: str, stdin: bytes = b"", timeout_s: float) -> str:
+        built = await self.call("build", "--quiet", *what, stdin=stdin, timeout_s=timeout_s)
         if built.code:
             how = f"did not end in {timeout_s:g} s" if built.timed_out else "failed"
-            raise ConfigError(f"`{self.program} build {folder}` {how}: {built.output.strip()[-1500:]}")
+            of = f" of {stdin.decode()!r}" if stdin else ""
+            raise ConfigError(f"`{self.program} build {what[-1]}`{of} {how}: {built.output.strip()[-1500:]}")
         return built.output.split()[-1]
 
     async def workdir(self, image: str) -> str:
@@ -118,16 +128,22 @@ class ContainerEngine:
         return asked.output.strip() or "/"
 
     @contextlib.asynccontextmanager
-    async def open(self, image: str, limits: Limits) -> AsyncIterator[Container]:
+    async def open(
+        self, image: str, limits: Limits, *, mount: tuple[Path, str] | None = None
+    ) -> AsyncIterator[Container]:
         """Start a container of an image, and remove it in the end with everything in it.
+
+        Args:
+            mount: a folder of this machine, and where the container sees it. It cannot be written there.
 
         Raises:
             ToolServerError: it did not start.
         """
         name, said, line = f"art-{uuid.uuid4().hex}", b"", b""
+        mounted = () if mount is None else (f"--volume={mount[0]}:{mount[1]}:ro", "--security-opt=label=disable")
         holder = await asyncio.create_subprocess_exec(
             self.program, "run", "--rm", "--interactive", f"--name={name}", "--label=art.harbor", "--network=none",
-            "--security-opt=no-new-privileges", *limits.flags(), "--entrypoint=sh", image,
+            "--security-opt=no-new-privileges", *limits.flags(), *mounted, "--entrypoint=sh", image,
             "-c", "echo ready; exec cat > /dev/null",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip

@@ -41,6 +41,9 @@ from art.errors import ConfigError, ToolServerError
 from art.task import Player, Scenario, Split, TaskDefaults, TaskOptions, derive_seed, take_turn
 from art.task.interface import PlacedTask
 from art.trajectory import Trajectory
+from art_agents.address import MOUNT
+from art_agents.harness import find_harness
+from art_agents.run import AgentRun
 from art_tasks.containers import Container, ContainerEngine, Limits
 
 if TYPE_CHECKING:
@@ -240,6 +243,9 @@ class HarborOptions(TaskOptions):
     """Options of tasks of Harbor."""
 
     not_in_label: ClassVar[frozenset[str]] = frozenset({"max_containers", "program"})
+    agent: str | None = None
+    """A coding agent that does the tasks as it is, such as claude-code or "command:my-agent"; see docs/agents.md. By
+    default the model is asked with the tools `bash` and `submit`."""
     max_turns: int = Field(default=30, ge=1)
     """Largest number of answers of the model."""
     command_timeout: float = Field(default=120.0, gt=0)
@@ -293,6 +299,7 @@ class HarborTask(PlacedTask):
         self._engine = ContainerEngine.find(self.options.program)
         self._images: dict[str, str] = {}
         self._splits = split_names(self.folders)
+        self._harness = None if self.options.agent is None else find_harness(self.options.agent)
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def place_name(self) -> str:
@@ -325,16 +332,17 @@ class HarborTask(PlacedTask):
         async with gate:
             environment, plain = folder.settings.environment, Limits()
             # Rollouts of a task that begin together get the same image from the program's cache.
-            image = (
-                self._images.get(folder.name)
-                or environment.docker_image
-                or await self._engine.build(folder.path / "environment", timeout_s=environment.build_timeout_sec)
-            )
+            image = self._images.get(folder.name) or await self._build(folder)
             self._images[folder.name] = image
             limits = Limits(
                 memory_mb=environment.memory_mb or plain.memory_mb, file_mb=environment.storage_mb or plain.file_mb,
                 cpus=environment.cpus,
             )  # fmt: skip
+            if self._harness is not None:
+                agent = AgentRun.of(
+                    self._harness, model, step=step, max_turns=self.options.max_turns, sampling=self._sampling()
+                )
+                return await self._by_agent(agent, scenario, folder, image, limits)
             workdir = environment.workdir or await self._engine.workdir(image)
             trajectory = Trajectory(
                 messages_and_choices=[
@@ -352,6 +360,46 @@ class HarborTask(PlacedTask):
                 trajectory.reward, parts = await verify(folder, container)
         trajectory.metrics |= {"solved": float(trajectory.reward >= 1.0), **parts}
         trajectory.metadata |= {"ending": ending, "outcome": "ok" if ending == "submitted" else "policy_fault"}
+        return trajectory.finish()
+
+    async def _build(self, folder: TaskFolder) -> str:
+        """Build the image of a task, with the agent as a layer on it if there is one. Returns its id."""
+        environment, seconds = folder.settings.environment, folder.settings.environment.build_timeout_sec
+        image = environment.docker_image
+        image = image or await self._engine.build(folder.path / "environment", timeout_s=seconds)
+        if self._harness is None or self._harness.installer is None:
+            return image
+        return await self._engine.build_layer(self._harness.dockerfile(image), timeout_s=seconds)
+
+    def _sampling(self) -> dict[str, Any]:
+        return {"temperature": 1.0}
+
+    async def _by_agent(
+        self, agent: AgentRun, scenario: Scenario, folder: TaskFolder, image: str, limits: Limits
+    ) -> Trajectory:
+        """Let a coding agent work in a fresh container, and reward what it leaves."""
+        environment = folder.settings.environment
+        async with (
+            agent.open_address() as address,
+            self._engine.open(image, limits, mount=(address.folder, MOUNT)) as container,
+        ):
+            work = await agent.work(
+                container, address, folder.instruction, cwd=environment.workdir, env=environment.env,
+                timeout_s=folder.settings.agent.timeout_sec,
+            )  # fmt: skip
+            await container.kill_all()
+            trajectory = work.trajectory
+            trajectory.reward, parts = await verify(folder, container)
+        trajectory.metrics |= {
+            "solved": float(trajectory.reward >= 1.0),
+            "num_turns": address.num_requests,
+            "exit_code": work.code,
+            **parts,
+        }
+        trajectory.metadata |= {
+            "scenario_id": scenario.id, "task": folder.name, "ending": work.ending, "agent": agent.harness.name,
+            "outcome": "ok" if work.ending == "finished" else "policy_fault", "printed": work.output,
+        }  # fmt: skip
         return trajectory.finish()
 
     async def _work(

@@ -1,0 +1,163 @@
+"""A rollout's address in a container that has no network.
+
+    agent -> 127.0.0.1:8817 in the container -> the socket that is mounted there -> this process -> ART's server
+
+The container sees one socket file, and what is sent into it can reach one rollout and nothing else: this process puts
+the rollout's path before the one that is asked for, and replaces the key. So no key is in the container, and an agent
+cannot ask for another rollout, another model's project or the server's other calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+PORT = 8817
+MOUNT = "/opt/art-address"
+_SOCKET = "rollout"
+_MAX_HEAD_BYTES = 65536
+_KEYS = ("authorization:", "x-api-key:", "api-key:", "connection:", "host:", "expect:")
+_PYTHON = f"""
+import socket, threading
+def pipe(a, b):
+    try:
+        while data := a.recv(65536): b.sendall(data)
+        b.shutdown(socket.SHUT_WR)
+    except OSError: pass
+server = socket.create_server(("127.0.0.1", {PORT}))
+while True:
+    client, there = server.accept()[0], socket.socket(socket.AF_UNIX)
+    there.connect("{MOUNT}/{_SOCKET}")
+    for pair in ((client, there), (there, client)): threading.Thread(target=pipe, args=pair, daemon=True).start()
+"""
+_NODE = f"""
+const net = require("net");
+net.createServer({{ allowHalfOpen: true }}, (client) => {{
+  const there = net.connect({{ path: "{MOUNT}/{_SOCKET}", allowHalfOpen: true }});
+  for (const end of [client, there]) end.on("error", () => {{ client.destroy(); there.destroy(); }});
+  client.pipe(there); there.pipe(client);
+}}).listen({PORT}, "127.0.0.1");
+"""
+
+
+def forwarder(prefix: str) -> str:
+    """A script for bash that listens in the container, in the background, and waits until it does. It needs Python or
+    Node.js, of the agent or of the image."""
+    return f"""
+for python in {prefix}/bin/python python3; do
+  command -v $python >/dev/null && {{ $python -c '{_PYTHON}' >/dev/null 2>&1 & break; }}
+done
+[ -n "$!" ] || {{ node -e '{_NODE}' >/dev/null 2>&1 & }}
+for try in $(seq 200); do (exec 3<>/dev/tcp/127.0.0.1/{PORT}) 2>/dev/null && break; sleep 0.05; done
+"""
+
+
+@dataclass(slots=True)
+class Address:
+    """An open address."""
+
+    folder: Path
+    """What the container mounts at `MOUNT`."""
+    num_requests: int = 0
+    used_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when more requests than allowed were sent."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{PORT}"
+
+
+@contextlib.asynccontextmanager
+async def open_address(base_url: str, api_key: str, max_requests: int) -> AsyncIterator[Address]:
+    """Open an address that leads to one rollout.
+
+    Args:
+        base_url: the rollout's base URL at the server, with `/v1`.
+        api_key: the server's key. It stays in this process.
+        max_requests: POST requests after which the address answers no more.
+    """
+    with tempfile.TemporaryDirectory(prefix="art-address-") as private:
+        folder = Path(private, "mounted")  # the folder above keeps other users of this machine out
+        os.mkdir(folder)
+        address = Address(folder)
+        relay = _Relay(base_url.removesuffix("/v1"), api_key, max_requests, address)
+        server = await asyncio.start_unix_server(relay.serve, folder / _SOCKET, limit=_MAX_HEAD_BYTES)
+        os.chmod(folder / _SOCKET, 0o666)
+        try:
+            yield address
+        finally:
+            server.close()
+            for task in relay.open:
+                task.cancel()
+            await asyncio.gather(*relay.open, return_exceptions=True)
+
+
+class _Relay:
+    """Sends the requests of one container on. Each has a connection of its own, so that every head is read."""
+
+    def __init__(self, base_url: str, api_key: str, max_requests: int, address: Address) -> None:
+        self._there, self._key, self._max_requests, self._address = urlsplit(base_url), api_key, max_requests, address
+        self.open: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.open.add(task)
+        try:
+            await self._send_on(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # one side has hung up, or sends no HTTP
+        finally:
+            self.open.discard(task)
+            writer.close()
+
+    async def _send_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+        method, path, _ = first.split(" ", 2) if first.count(" ") >= 2 else ("", "", "")
+        if not path.startswith("/") or ".." in path:
+            writer.write(_answer("400 Bad Request", "expected a request of HTTP/1.1 for a path"))
+            return
+        if method == "POST":
+            self._address.num_requests += 1
+            if self._address.num_requests > self._max_requests:
+                self._address.used_up.set()
+                writer.write(_answer("403 Forbidden", f"the rollout has used up its {self._max_requests} requests"))
+                return
+        kept = [line for line in lines if not line.lower().startswith(_KEYS)]
+        head = [
+            f"{method} {self._there.path}{path} HTTP/1.1", f"Host: {self._there.netloc}", "Connection: close",
+            f"Authorization: Bearer {self._key}", *kept,
+        ]  # fmt: skip
+        is_tls = self._there.scheme == "https"
+        port = self._there.port or (443 if is_tls else 80)
+        context = ssl.create_default_context() if is_tls else None
+        answer, request = await asyncio.open_connection(self._there.hostname, port, ssl=context)
+        try:
+            request.write("\r\n".join([*head, "", ""]).encode("latin-1"))
+            sending = asyncio.create_task(_pipe(reader, request))
+            try:
+                await _pipe(answer, writer)  # ends with the answer, as the connection does
+            finally:
+                sending.cancel()
+        finally:
+            request.close()
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+
+def _answer(status: str, message: str) -> bytes:
+    body = f'{{"error": {{"message": "{message}"}}}}'
+    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close"
+    return f"{head}\r\n\r\n{body}".encode()

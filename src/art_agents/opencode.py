@@ -1,0 +1,25 @@
+"""opencode, which speaks Chat Completions to a provider that its settings name."""
+
+from __future__ import annotations
+
+from art_agents.harness import HOME, INSTRUCTION, NO_KEY, PREFIX, Harness, Launch, Start, as_json, script
+
+
+def launch(start: Start) -> Launch:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{start.address}/v1", "apiKey": NO_KEY},
+        "models": {start.model: {"tool_call": True}},
+    }  # fmt: skip
+    model = f"art/{start.model}"
+    config = {
+        "model": model, "small_model": model, "provider": {"art": provider}, "autoupdate": False, "share": "disabled",
+        "permission": {"edit": "allow", "bash": "allow", "webfetch": "deny"},
+    }  # fmt: skip
+    return Launch(
+        script=script(f"{PREFIX}/bin/opencode", "run", "--model", model, INSTRUCTION),
+        env={"OPENCODE_CONFIG": f"{HOME}/opencode.json", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+        files={f"{HOME}/opencode.json": as_json(config)},
+    )
+
+
+HARNESS = Harness(name="opencode", installer="npm", package="opencode-ai", version="1.18.33", launch=launch)
