@@ -23,6 +23,7 @@ PORT = 8817
 MOUNT = "/opt/art-address"
 _SOCKET = "rollout"
 _MAX_HEAD_BYTES = 65536
+_ERROR_BYTES = 2000
 _KEYS = ("authorization:", "x-api-key:", "api-key:", "connection:", "host:", "expect:")
 _PYTHON = f"""
 import socket, threading
@@ -65,9 +66,12 @@ class Address:
 
     folder: Path
     """What the container mounts at `MOUNT`."""
-    num_requests: int = 0
+    num_answers: int = 0
+    """Answers of the model."""
+    last_error: str | None = None
+    """Status and body of the newest answer of the server that is an error."""
     used_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when more requests than allowed were sent."""
+    """Set when more was asked after the last answer that is allowed."""
 
     @property
     def url(self) -> str:
@@ -75,19 +79,19 @@ class Address:
 
 
 @contextlib.asynccontextmanager
-async def open_address(base_url: str, api_key: str, max_requests: int) -> AsyncIterator[Address]:
+async def open_address(base_url: str, api_key: str, max_answers: int) -> AsyncIterator[Address]:
     """Open an address that leads to one rollout.
 
     Args:
         base_url: the rollout's base URL at the server, with `/v1`.
         api_key: the server's key. It stays in this process.
-        max_requests: POST requests after which the address answers no more.
+        max_answers: answers of the model after which nothing more is asked.
     """
     with tempfile.TemporaryDirectory(prefix="art-address-") as private:
         folder = Path(private, "mounted")  # the folder above keeps other users of this machine out
         os.mkdir(folder)
         address = Address(folder)
-        relay = _Relay(base_url.removesuffix("/v1"), api_key, max_requests, address)
+        relay = _Relay(base_url.removesuffix("/v1"), api_key, max_answers, address)
         server = await asyncio.start_unix_server(relay.serve, folder / _SOCKET, limit=_MAX_HEAD_BYTES)
         os.chmod(folder / _SOCKET, 0o666)
         try:
@@ -102,8 +106,8 @@ async def open_address(base_url: str, api_key: str, max_requests: int) -> AsyncI
 class _Relay:
     """Sends the requests of one container on. Each has a connection of its own, so that every head is read."""
 
-    def __init__(self, base_url: str, api_key: str, max_requests: int, address: Address) -> None:
-        self._there, self._key, self._max_requests, self._address = urlsplit(base_url), api_key, max_requests, address
+    def __init__(self, base_url: str, api_key: str, max_answers: int, address: Address) -> None:
+        self._there, self._key, self._max_answers, self._address = urlsplit(base_url), api_key, max_answers, address
         self.open: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,12 +128,11 @@ class _Relay:
         if not path.startswith("/") or ".." in path:
             writer.write(_answer("400 Bad Request", "expected a request of HTTP/1.1 for a path"))
             return
-        if method == "POST":
-            self._address.num_requests += 1
-            if self._address.num_requests > self._max_requests:
-                self._address.used_up.set()
-                writer.write(_answer("403 Forbidden", f"the rollout has used up its {self._max_requests} requests"))
-                return
+        asks_model = method == "POST" and not path.partition("?")[0].endswith("/count_tokens")
+        if asks_model and self._address.num_answers >= self._max_answers:
+            self._address.used_up.set()
+            writer.write(_answer("403 Forbidden", f"the rollout has used up its {self._max_answers} answers"))
+            return
         kept = [line for line in lines if not line.lower().startswith(_KEYS)]
         head = [
             f"{method} {self._there.path}{path} HTTP/1.1", f"Host: {self._there.netloc}", "Connection: close",
@@ -143,6 +146,15 @@ class _Relay:
             request.write("\r\n".join([*head, "", ""]).encode("latin-1"))
             sending = asyncio.create_task(_pipe(reader, request))
             try:
+                begun = await answer.readuntil(b"\r\n\r\n")
+                writer.write(begun)
+                if begun.split(b" ", 2)[1] >= b"400":
+                    body = await answer.read(_ERROR_BYTES)
+                    writer.write(body)
+                    status = begun.partition(b"\r\n")[0] + b" "
+                    self._address.last_error = (status + body).decode(errors="replace")
+                elif asks_model:
+                    self._address.num_answers += 1
                 await _pipe(answer, writer)  # ends with the answer, as the connection does
             finally:
                 sending.cancel()

@@ -28,6 +28,7 @@ import shlex
 import tarfile
 import time
 import tomllib
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +39,13 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, C
 
 from art.config.base import describe_invalid
 from art.errors import ConfigError, ToolServerError
+from art.model import TrainableModel
 from art.task import Player, Scenario, Split, TaskDefaults, TaskOptions, derive_seed, take_turn
 from art.task.interface import PlacedTask
 from art.trajectory import Trajectory
-from art_agents.address import MOUNT
-from art_agents.harness import find_harness
-from art_agents.run import AgentRun
+from art_agents.address import MOUNT, open_address
+from art_agents.harness import Harness, find_harness
+from art_agents.run import run_agent
 from art_tasks.containers import Container, ContainerEngine, Limits
 
 if TYPE_CHECKING:
@@ -339,10 +341,7 @@ class HarborTask(PlacedTask):
                 cpus=environment.cpus,
             )  # fmt: skip
             if self._harness is not None:
-                agent = AgentRun.of(
-                    self._harness, model, step=step, max_turns=self.options.max_turns, sampling=self._sampling()
-                )
-                return await self._by_agent(agent, scenario, folder, image, limits)
+                return await self._by_agent(self._harness, model, scenario, image, limits, step)
             workdir = environment.workdir or await self._engine.workdir(image)
             trajectory = Trajectory(
                 messages_and_choices=[
@@ -371,34 +370,37 @@ class HarborTask(PlacedTask):
             return image
         return await self._engine.build_layer(self._harness.dockerfile(image), timeout_s=seconds)
 
-    def _sampling(self) -> dict[str, Any]:
-        return {"temperature": 1.0}
-
     async def _by_agent(
-        self, agent: AgentRun, scenario: Scenario, folder: TaskFolder, image: str, limits: Limits
+        self, harness: Harness, model: Model[Any, Any], scenario: Scenario, image: str, limits: Limits, step: int | None
     ) -> Trajectory:
-        """Let a coding agent work in a fresh container, and reward what it leaves."""
-        environment = folder.settings.environment
+        """Let a coding agent work in a fresh container, and reward what it leaves.
+
+        Raises:
+            ConfigError: no ART server answers for the model, so that nothing would record what the agent asks.
+        """
+        if not isinstance(model, TrainableModel):
+            raise ConfigError(f"{harness.name} needs a model whose requests an ART server records, a TrainableModel")
+        folder, rollout_id = self.folders[scenario.inputs["task"]], f"{harness.name}-{uuid.uuid4().hex}"
+        environment, base_url = folder.settings.environment, model.rollout_base_url(rollout_id)
+        await model.put_rollout(rollout_id, sampling={"temperature": 1.0})
         async with (
-            agent.open_address() as address,
+            open_address(base_url, model.inference_api_key or "", self.options.max_turns) as address,
             self._engine.open(image, limits, mount=(address.folder, MOUNT)) as container,
         ):
-            work = await agent.work(
-                container, address, folder.instruction, cwd=environment.workdir, env=environment.env,
-                timeout_s=folder.settings.agent.timeout_sec,
+            run = await run_agent(
+                harness, container, address, folder.instruction, model_name=model.get_inference_name(step),
+                cwd=environment.workdir, env=environment.env, timeout_s=folder.settings.agent.timeout_sec,
             )  # fmt: skip
             await container.kill_all()
-            trajectory = work.trajectory
-            trajectory.reward, parts = await verify(folder, container)
+            reward, parts = await verify(folder, container)
+        trajectory = await model.get_rollout(rollout_id)
+        trajectory.reward = reward
         trajectory.metrics |= {
-            "solved": float(trajectory.reward >= 1.0),
-            "num_turns": address.num_requests,
-            "exit_code": work.code,
-            **parts,
-        }
+            "solved": float(reward >= 1.0), "num_turns": address.num_answers, "exit_code": run.code, **parts
+        }  # fmt: skip
         trajectory.metadata |= {
-            "scenario_id": scenario.id, "task": folder.name, "ending": work.ending, "agent": agent.harness.name,
-            "outcome": "ok" if work.ending == "finished" else "policy_fault", "printed": work.output,
+            "scenario_id": scenario.id, "task": folder.name, "agent": harness.name, "ending": run.ending,
+            "outcome": "ok" if run.ending == "finished" else "policy_fault", "printed": run.output,
         }  # fmt: skip
         return trajectory.finish()
 
