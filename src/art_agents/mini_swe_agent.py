@@ -14,7 +14,7 @@ def launch(start: Start) -> Launch:
         env={
             "OPENAI_BASE_URL": f"{start.address}/v1", "OPENAI_API_BASE": f"{start.address}/v1",
             "OPENAI_API_KEY": NO_KEY, "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors",
-            "MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": HOME,
+            "MSWEA_SILENT_STARTUP": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_GLOBAL_CONFIG_DIR": HOME,
         },
     )  # fmt: skip
 

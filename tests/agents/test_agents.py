@@ -33,18 +33,18 @@ class Chore:
 CHORES = {
     "write": Chore(
         "Write hello into answer.txt.", {}, "echo hello > answer.txt",
-        "answer.txt\n```\n<<<<<<< SEARCH\n=======\nhello\n>>>>>>> REPLACE\n```\n",
+        "answer.txt\n```\nhello\n```\n",
         "test $(cat /app/answer.txt) = hello",
     ),
     "repair": Chore(
         "add.py subtracts. Mend it.", {"/app/add.py": ADD}, "sed -i 's/a - b/a + b/' add.py",
-        "add.py\n```\n<<<<<<< SEARCH\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE\n```\n",
+        "add.py\n```\ndef add(a, b):\n    return a + b\n```\n",
         'cd /app && test $(python3 -c "import add; print(add.add(2, 3))") = 5',
     ),
     "count": Chore(
         "Write the number of lines of log.txt into count.txt.", {"/app/log.txt": "a\nb\nc\n"},
         "wc -l < log.txt > count.txt",
-        "count.txt\n```\n<<<<<<< SEARCH\n=======\n3\n>>>>>>> REPLACE\n```\n", "test $(cat /app/count.txt) = 3",
+        "count.txt\n```\n3\n```\n", "test $(cat /app/count.txt) = 3",
     ),
 }  # fmt: skip
 
