@@ -11,7 +11,9 @@ def launch(start: Start) -> Launch:
             f"{PREFIX}/bin/aider", "--yes-always", "--no-git", "--no-check-update", "--no-show-release-notes",
             "--analytics-disable", "--no-show-model-warnings", "--no-pretty", "--model", f"openai/{start.model}",
         ) + f" --message-file {INSTRUCTION}",
-        env={"OPENAI_API_BASE": f"{start.address}/v1", "OPENAI_API_KEY": NO_KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        env={
+            "OPENAI_API_BASE": f"{start.address}/v1", "OPENAI_API_KEY": NO_KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
     )  # fmt: skip
 
 

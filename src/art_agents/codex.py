@@ -9,6 +9,7 @@ def launch(start: Start) -> Launch:
     config = f"""
 model = {as_json(start.model)}
 model_provider = "art"
+model_context_window = {start.max_context}
 [model_providers.art]
 name = "art"
 base_url = {as_json(f"{start.address}/v1")}

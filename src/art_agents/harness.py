@@ -2,7 +2,7 @@
 
     harness = find_harness("claude-code")          # or "command:my-agent --yes"
     dockerfile = harness.dockerfile(image)         # a layer on the task's image
-    launch = harness.launch(Start(address="http://127.0.0.1:8817", model="tasks/agent@3"))
+    launch = harness.launch(Start(address="http://127.0.0.1:8817", model="tasks/agent@3", max_context=32768))
 
 Each agent has a module of its own with a `HARNESS`. An agent runs in a container without network, where `address` leads
 to the rollout alone (`art_agents.address`). It needs a key to start at all, and `NO_KEY` is it; the address adds the
@@ -37,6 +37,8 @@ class Start:
     """URL without a path that answers as the rollout, in the container. All dialects are below `/v1`."""
     model: str
     """Name of the model, such as `project/name@step`."""
+    max_context: int
+    """Most tokens of prompt and answer together, so that the agent compacts its conversation in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ def _of_command(command: str) -> Harness:
             env={
                 "OPENAI_BASE_URL": f"{start.address}/v1", "OPENAI_API_KEY": NO_KEY,
                 "ANTHROPIC_BASE_URL": start.address, "ANTHROPIC_API_KEY": NO_KEY,
-                "ART_MODEL": start.model, "ART_INSTRUCTION": INSTRUCTION,
+                "ART_MODEL": start.model, "ART_MAX_CONTEXT": str(start.max_context), "ART_INSTRUCTION": INSTRUCTION,
             },
         )  # fmt: skip
 

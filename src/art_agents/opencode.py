@@ -6,9 +6,10 @@ from art_agents.harness import HOME, INSTRUCTION, NO_KEY, PREFIX, Harness, Launc
 
 
 def launch(start: Start) -> Launch:
+    about = {"tool_call": True, "limit": {"context": start.max_context, "output": start.max_context // 4}}
     provider = {
         "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{start.address}/v1", "apiKey": NO_KEY},
-        "models": {start.model: {"tool_call": True}},
+        "models": {start.model: about},
     }  # fmt: skip
     model = f"art/{start.model}"
     config = {

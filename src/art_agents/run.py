@@ -32,6 +32,7 @@ class Run:
 
 async def run_agent(
     harness: Harness, container: Container, address: Address, instruction: str, *, model_name: str,
+    max_context: int,
     cwd: str | None = None, env: Mapping[str, str] = {}, timeout_s: float,
 ) -> Run:  # fmt: skip
     """Let an agent work on an instruction until it ends, or its time or requests are used up.
@@ -39,6 +40,7 @@ async def run_agent(
     Args:
         container: of an image that has the agent, with `address.folder` mounted at `address.MOUNT`.
         model_name: name by which it asks for the model.
+        max_context: most tokens of prompt and answer together.
         cwd: folder of the task; that of the image by default.
         env: variables of the task.
 
@@ -46,7 +48,7 @@ async def run_agent(
         ToolServerError: it ended without an answer of the model, because it does not run or the server refuses what it
             asks.
     """
-    launch = harness.launch(Start(address=address.url, model=model_name))
+    launch = harness.launch(Start(address=address.url, model=model_name, max_context=max_context))
     await container.put(pack({INSTRUCTION: instruction, f"{HOME}/.art": "", **launch.files}))
     script = f"{forwarder(PREFIX)}\n{launch.script}"
     variables = {"HOME": HOME, **launch.env, **env}

@@ -29,6 +29,10 @@ from art_recipes.training.task_training import TaskTrainingConfig, TaskTrainingR
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", help=TASK_HELP)
     add_task_options(parser)
+    parser.add_argument(
+        "--agent", action="append", dest="task_options", type=lambda name: ("agent", name), metavar="AGENT",
+        help="coding agent that does a task of harbor:DIR as it is, e.g. claude-code: short for -o agent=AGENT",
+    )  # fmt: skip
     parser.add_argument("--base-model", help="hub id or local path (default: a tiny model made for the task)")
     judged = "a language model scores the rollouts of each scenario, in place of the task's own reward"
     add_settings(parser, TaskTrainingConfig, "held_out")

@@ -239,6 +239,8 @@ FEWEST_BY_HASH = 30
 _TENTHS: dict[int, Split] = {8: "val", 9: "test"}
 
 _LOGS = "/logs/verifier"
+_SMALL_CONTEXT = 32_768
+"""Tokens that an agent counts on while the engine starts again."""
 
 
 class HarborOptions(TaskOptions):
@@ -383,13 +385,15 @@ class HarborTask(PlacedTask):
         folder, rollout_id = self.folders[scenario.inputs["task"]], f"{harness.name}-{uuid.uuid4().hex}"
         environment, base_url = folder.settings.environment, model.rollout_base_url(rollout_id)
         await model.put_rollout(rollout_id, sampling={"temperature": 1.0})
+        max_context = (await model.backend().get_status(model)).max_context or _SMALL_CONTEXT
         async with (
             open_address(base_url, model.inference_api_key or "", self.options.max_turns) as address,
             self._engine.open(image, limits, mount=(address.folder, MOUNT)) as container,
         ):
             run = await run_agent(
                 harness, container, address, folder.instruction, model_name=model.get_inference_name(step),
-                cwd=environment.workdir, env=environment.env, timeout_s=folder.settings.agent.timeout_sec,
+                max_context=max_context, cwd=environment.workdir, env=environment.env,
+                timeout_s=folder.settings.agent.timeout_sec,
             )  # fmt: skip
             await container.kill_all()
             reward, parts = await verify(folder, container)

@@ -11,7 +11,7 @@ from art_agents.harness import Harness
 from art_agents.run import pack, run_agent
 from art_tasks.containers import ContainerEngine, Limits
 from tests.agents.conftest import image_of
-from tests.clients.model import call
+from tests.clients.model import MAX_CONTEXT, call
 from tests.support.served_app import ServedApp
 
 pytestmark = pytest.mark.timeout(1200)
@@ -83,7 +83,14 @@ async def test_it_does_a_task_and_all_that_it_asked_is_recorded(
     ):
         await container.put(pack(about.files))
         run = await run_agent(
-            harness, container, address, about.instruction, model_name="games/agent", cwd="/app", timeout_s=300
+            harness,
+            container,
+            address,
+            about.instruction,
+            model_name="games/agent",
+            max_context=MAX_CONTEXT,
+            cwd="/app",
+            timeout_s=300,
         )
         checked = await container.run(about.check, timeout_s=30)
     assert run.ending == "finished", run.output

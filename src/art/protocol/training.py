@@ -69,7 +69,7 @@ class TokenCounts(Wire):
 
 
 class ModelStatus(SparseWire):
-    may_lack = ("promoted_step", "steps_at_once")
+    may_lack = ("promoted_step", "steps_at_once", "max_context")
     project: str
     name: str
     base_model: str
@@ -89,6 +89,8 @@ class ModelStatus(SparseWire):
     steps_at_once: int | None = None
     """Number of steps that the engine can serve at the same time; absent where any number of adapters can be asked. It
     is 1 for merged weights and 2 for full fine-tuning on the embedded engine."""
+    max_context: int | None = None
+    """Most tokens of prompt and answer together. Only in the status of a single model, while its engine is up."""
 
 
 class WireAnswer(Wire):

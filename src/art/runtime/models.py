@@ -111,9 +111,11 @@ class Models:
     async def status(self, project: str, name: str) -> ModelStatus:
         """The status of a model with the number of tokens that it has read and sampled. Raises `NotFoundError` if the
         model is not registered."""
-        status = status_of(self.find(project, name)[0])
+        model, host = self.find(project, name)
+        context = (await host.engine_info()).max_context if host.engine.state == "up" else None
         prompt, cached, completion = await asyncio.to_thread(self._recorder.usage.token_counts, project, name)
-        return status.model_copy(update={"tokens": TokenCounts(prompt=prompt, cached=cached, completion=completion)})
+        tokens = TokenCounts(prompt=prompt, cached=cached, completion=completion)
+        return status_of(model).model_copy(update={"tokens": tokens, "max_context": context})
 
 
 def status_of(model: RegisteredModel) -> ModelStatus:
