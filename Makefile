@@ -12,7 +12,7 @@ VLLM_INSTALLED := $(VLLM_VENV)/.installed
 # Where vLLM is, for what uses it; another interpreter may be named from outside.
 export ART_VLLM_PYTHON ?= $(if $(wildcard $(VLLM_INSTALLED)),$(abspath $(VLLM_VENV)/bin/python))
 
-.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations families test-clients test-sinks test-page test-skypilot test-cluster test-images walk-images notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
+.PHONY: help setup demo test test-slow test-vllm test-qlora test-rewards test-integrations families test-clients test-sinks test-page test-skypilot test-cluster test-agents test-images walk-images notebooks test-notebooks fuzz test-gpu lint format types bench bench-gpu pages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 20
@@ -152,6 +152,10 @@ test-cluster: .venv-cluster/.installed ## engines, trainer ranks and rollouts on
 	failed=0; for file in tests/cluster/test_*.py tests/unit/art_cluster; do \
 		.venv-cluster/bin/python -m pytest -m "slow or not slow" $$file $(ARGS) || failed=1; \
 	done; exit $$failed
+
+test-agents: $(INSTALLED) ## coding agents (Claude Code, Codex, ...) in containers of Podman or Docker; installs them into images (ART_AGENTS_BASE=IMAGE)
+	@echo "== Running the tests of coding agents"
+	$(BIN)/python -m pytest -m "slow or not slow" tests/agents $(ARGS)
 
 .venv-page/.installed: pyproject.toml
 	@echo "== Creating .venv-page and installing the extra local, Playwright and axe-core into it"

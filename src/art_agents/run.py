@@ -11,8 +11,8 @@ from typing import Literal
 
 from art.errors import ToolServerError
 from art_agents.address import Address, forwarder
+from art_agents.containers import Container
 from art_agents.harness import HOME, INSTRUCTION, PREFIX, Harness, Start
-from art_tasks.containers import Container
 
 Ending = Literal["finished", "failed", "out_of_time", "out_of_turns"]
 """How a run ended; `failed` is an exit code other than 0."""

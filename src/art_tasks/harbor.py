@@ -44,9 +44,9 @@ from art.task import Player, Scenario, Split, TaskDefaults, TaskOptions, derive_
 from art.task.interface import PlacedTask
 from art.trajectory import Trajectory
 from art_agents.address import MOUNT, open_address
+from art_agents.containers import Container, ContainerEngine, Limits
 from art_agents.harness import Harness, find_harness
 from art_agents.run import run_agent
-from art_tasks.containers import Container, ContainerEngine, Limits
 
 if TYPE_CHECKING:
     from art.model import Model

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from art.errors import ConfigError
+from art_agents.containers import ContainerEngine
 from art_agents.harness import AGENTS, Harness, find_harness
-from art_tasks.containers import ContainerEngine
 from tests.clients.model import open_scripted_bench
 from tests.support.served_app import ServedApp, serve_app
 

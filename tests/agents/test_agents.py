@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from art_agents.address import MOUNT, open_address
+from art_agents.containers import ContainerEngine, Limits
 from art_agents.harness import Harness
 from art_agents.run import pack, run_agent
-from art_tasks.containers import ContainerEngine, Limits
 from tests.agents.conftest import image_of
 from tests.clients.model import MAX_CONTEXT, call
 from tests.support.served_app import ServedApp

@@ -14,8 +14,8 @@ import pytest_asyncio
 import art
 from art.config import EngineConfig, ModelSettings, TrainConfig
 from art.testing.tiny_model import build_tiny_model
+from art_agents.containers import ContainerEngine
 from art_agents.harness import Harness
-from art_tasks.containers import ContainerEngine
 from art_tasks.harbor import HarborTask
 from tests.agents.conftest import BASE
 from tests.clients.model import MAX_CONTEXT

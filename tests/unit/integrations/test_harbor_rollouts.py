@@ -26,8 +26,8 @@ from art.errors import ConfigError, ToolServerError
 from art.task import Player, Scenario, get_task
 from art.testing.scripted_model import ScriptedModel
 from art.trajectory import Trajectory
-from art_tasks import containers
-from art_tasks.containers import Container, ContainerEngine, Finished, Limits
+from art_agents import containers
+from art_agents.containers import Container, ContainerEngine, Finished, Limits
 from art_tasks.harbor import HarborTask, read_reward
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "harbor_tasks"
@@ -290,7 +290,7 @@ async def test_nothing_is_left_of_a_container() -> None:
 @pytest.mark.slow
 def test_a_killed_program_leaves_no_container() -> None:
     script = (
-        "import asyncio\nfrom art_tasks.containers import *\nasync def main():\n"
+        "import asyncio\nfrom art_agents.containers import *\nasync def main():\n"
         f"    async with ContainerEngine.find().open({BASE!r}, Limits()) as container:\n"
         "        await container.run('setsid sleep 4713 > /dev/null 2>&1 &', timeout_s=60)\n"
         "        print('started', flush=True)\n        await asyncio.sleep(60)\nasyncio.run(main())\n"

@@ -18,7 +18,7 @@ from tests.support.docs_blocks import PAGES, ROOT, Block, all_blocks, blocks_of,
 BLOCKS = all_blocks()
 LANGUAGES = {"python", "shell", "text", "toml", "yaml"}
 OTHER_PROGRAMS = {
-    "cd", "claude", "curl", "cut", "docker", "echo", "chmod", "export", "kubectl", "ls", "make", "openssl", "pip", "printf", "python", "ray", "sh", "sky", "srun", "ssh",
+    "cd", "claude", "curl", "cut", "docker", "echo", "chmod", "export", "kubectl", "ls", "make", "openssl", "pip", "podman", "printf", "python", "ray", "sh", "sky", "srun", "ssh",
     "tensorboard", "torchrun", "touch", "trackio", "uv", "uvx", "vllm", "wandb",
 }  # fmt: skip
 """What a shell block may start besides our own programs. A new word here is a decision: most often it is a typo, or a
