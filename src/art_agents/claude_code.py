@@ -19,7 +19,6 @@ def launch(start: Start) -> Launch:
             "ANTHROPIC_BASE_URL": start.address, "ANTHROPIC_API_KEY": NO_KEY,
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": start.model, "ANTHROPIC_SMALL_FAST_MODEL": start.model,
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(start.max_context),
-            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(start.max_context),
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_AUTOUPDATER": "1",
             "IS_SANDBOX": "1",  # else it refuses to skip permissions as root
         },
