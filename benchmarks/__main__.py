@@ -72,6 +72,7 @@ ONLY_NAMED = (
     "page_open",
     "viewer",
     "token_file",
+    "long_prompts",
     "pipeline",
     "sharing",
 )

@@ -216,8 +216,9 @@ class TrainerConfig(ProcessConfig):
     """Settings of the trainer, the processes that compute gradients: devices, number types, memory and speed."""
 
     max_tokens: int = Field(default=16_384, ge=64)
-    """Most tokens in one forward and backward pass; a prefix that samples share counts once. A larger batch is split.
-    On CPU at most 4,096 are used, and the trainer's log says so."""
+    """Most tokens in one forward and backward pass. A prefix that samples share counts once, and not at all where it
+    is longer than half of this. A larger batch is split. On CPU at most 4,096 are used, and the trainer's log says
+    so."""
     gradient_checkpointing: bool | Literal["auto", "selective"] = "auto"
     """Compute activations again in the backward pass instead of storing them: slower, with less memory. `true` does so
     for whole layers, `selective` for all but the attention, which costs most at long contexts. `auto` takes on CUDA the

@@ -401,7 +401,7 @@ class Trainer:
 
     def _prepare_checkpointing(self, loaded: Loaded, updates: Sequence[Update]) -> float:
         paths = [path for update in updates for path in update.paths]
-        max_tokens = self._batcher.max_tokens
+        max_tokens = self._batcher.budget(paths)
         return memory.prepare_checkpointing(loaded.policy, self._config, paths, max_tokens=max_tokens, team=self._team)
 
 

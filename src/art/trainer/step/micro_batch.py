@@ -17,7 +17,7 @@ reference before anything is trained with it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -121,14 +121,25 @@ class MicroBatcher:
         self.team = team
         self.max_tokens = max_tokens
         """Largest number of tokens in a micro-batch. It shrinks to what fits when memory runs out."""
+        self._has_shrunk = False
 
     def split(self, paths: list[SamplePath]) -> list[MicroBatch]:
-        return split_micro_batches(paths, self.base, max_tokens=self.max_tokens, team=self.team)
+        return split_micro_batches(paths, self.base, max_tokens=self.budget(paths), team=self.team)
+
+    def budget(self, paths: Sequence[SamplePath]) -> int:
+        """Largest number of tokens in a micro-batch of these samples.
+
+        A prefix that fills more than half of `max_tokens`, as the system prompt of a coding agent does, comes on top:
+        else hardly two samples would have room beside each other, and each would compute it again. Each sample is at
+        least as long as the prefix, so memory has to hold one in any case.
+        """
+        longest = max((int(path.shared.max()) for path in paths), default=0)
+        return self.max_tokens + (longest if 2 * longest > self.max_tokens and not self._has_shrunk else 0)
 
     def shrink(self, fitting: int | None) -> None:
         """Make no micro-batches above `fitting` tokens from now on; `None` changes nothing."""
         if fitting is not None:
-            self.max_tokens = min(self.max_tokens, fitting)
+            self.max_tokens, self._has_shrunk = min(self.max_tokens, fitting), True
 
 
 def count_idle_passes(micro_batches: list[MicroBatch], base: FrozenModel, team: Team) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from art.trainer.step.plans import Measurer
 from art.trainer.step.record import StepRecord
 from art.trainer.step.update import Update, compute_gradient
 from art.trainer.trainer import Trainer
-from art.trainer.tree import SamplePath, build_tree, pack
+from art.trainer.tree import SamplePath, build_tree, check_samples, pack
 from art.trainer.tree_attention import TreeLayout
 from tests.support.constrained_samples import replayed, with_kept
 from tests.support.trainer_reference import relative_error
@@ -224,3 +225,23 @@ def test_the_parts_are_smaller_than_what_failed(max_tokens: int) -> None:
         if len(indices) > 1:
             part = [paths[index] for index in indices]
             assert len(pack(part, max_tokens=max(1, len(build_tree(part)) // 2))) > 1
+
+
+def test_a_long_prefix_is_computed_once_until_memory_runs_out(policy: LoraPolicy) -> None:
+    """Four samples of 60 tokens share 50. With room for 64 tokens, no two would fit beside each other."""
+    sample = random_samples(1)[0]
+    prefix = [5 + i % 40 for i in range(50)]
+    samples = [
+        replace(
+            sample, sample_id=f"s{i}", token_ids=[*prefix, *[50 + i] * 10], loss_mask=[False] * 50 + [True] * 10,
+            sampling_logprobs=[-1.0] * 60, advantages=[1.0] * 60, teacher_logprobs=None, constraints=[], versions=[],
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    paths = check_samples(samples, vocab_size=policy.base.vocab_size)
+    batcher = MicroBatcher(policy.base, max_tokens=64)
+    assert [micro_batch.layout.num_tokens for micro_batch in batcher.split(paths)] == [50 + 4 * 9]  # the last token is a target only
+    assert batcher.budget(check_samples(samples[:1], vocab_size=policy.base.vocab_size)) == 64
+    assert MicroBatcher(policy.base, max_tokens=128).budget(paths) == 128
+    batcher.shrink(45)
+    assert [micro_batch.layout.num_tokens for micro_batch in batcher.split(paths)] == [59] * 4
