@@ -14,7 +14,7 @@ from art_agents.address import Address, forwarder
 from art_agents.harness import HOME, INSTRUCTION, PREFIX, Harness, Start
 from art_tasks.containers import Container
 
-Ending = Literal["finished", "failed", "out_of_time", "out_of_turns"]
+Ending = Literal["finished", "failed", "out_of_time", "out_of_turns", "out_of_disk"]
 """How a run ended; `failed` is an exit code other than 0."""
 _KEPT_CHARS = 2000
 
@@ -67,6 +67,8 @@ async def run_agent(
     ending: Ending = "finished" if finished.code == 0 else "out_of_time" if finished.timed_out else "failed"
     if address.used_up.is_set():
         ending = "out_of_turns"
+    if container.is_full.is_set():
+        ending = "out_of_disk"
     return Run(ending=ending, code=finished.code, output=finished.output[-_KEPT_CHARS:])
 
 
