@@ -82,6 +82,8 @@ class Address:
     """Answers of the model."""
     last_error: str | None = None
     """Status and body of the newest answer of the server that is an error."""
+    is_broken: bool = False
+    """Whether the server, when it was asked last, was gone or had an error of its own."""
     used_up: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when more was asked after the last answer that is allowed."""
 
@@ -167,33 +169,44 @@ class _Relay:
         with contextlib.ExitStack() as at_end:
             awaited = at_end.enter_context(contextlib.ExitStack())
             awaited.callback(self._count, -asks_model)
-            answer, asking = await asyncio.open_connection(self._there.hostname, port, ssl=self._tls)
-            at_end.callback(asking.close)
-            asking.write("\r\n".join([*head, "", ""]).encode("latin-1"))
-            at_end.callback(asyncio.create_task(_pipe(reader, asking, int(length))).cancel)
-            begun = await answer.readuntil(b"\r\n\r\n")
+            try:
+                answer, asking = await asyncio.open_connection(self._there.hostname, port, ssl=self._tls)
+                at_end.callback(asking.close)
+                asking.write("\r\n".join([*head, "", ""]).encode("latin-1"))
+                at_end.callback(asyncio.create_task(_pipe(reader, asking, int(length))).cancel)
+                begun = await answer.readuntil(b"\r\n\r\n")
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self._address.is_broken, self._address.last_error = True, f"the server is gone: {error}"
+                writer.write(_answer("503 Service Unavailable", "ART's server is gone; ask again"))
+                return
             writer.write(begun)
-            if begun.split(b" ", 2)[1] >= b"400":
+            status = begun.split(b" ", 2)[1]
+            self._address.is_broken = status >= b"500"
+            if status >= b"400":
                 body = await answer.read(_ERROR_BYTES)
                 writer.write(body)
-                status = begun.partition(b"\r\n")[0] + b" "
-                self._address.last_error = (status + body).decode(errors="replace")
+                self._address.last_error = (begun.partition(b"\r\n")[0] + b" " + body).decode(errors="replace")
             elif asks_model:
                 self._address.num_answers += 1
             awaited.close()
-            await _pipe(answer, writer)  # ends with the answer, as the connection does
+            # It ends with the answer, as the connection does. One in pieces that lacks the last piece is cut off.
+            end, is_in_pieces = await _pipe(answer, writer), b"transfer-encoding: chunked" in begun.lower()
+            self._address.is_broken |= is_in_pieces and answer.at_eof() and not end.endswith(b"0\r\n\r\n")
 
     def _count(self, number: int) -> None:
         self._num_awaited += number
 
 
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, length: float = math.inf) -> None:
-    """Send on what comes, up to a length."""
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, length: float = math.inf) -> bytes:
+    """Send on what comes, up to a length. Returns the last bytes of it."""
+    end = b""
     with contextlib.suppress(ConnectionError):
         while length > 0 and (data := await reader.read(int(min(length, 65536)))):
             length -= len(data)
+            end = (end + data)[-16:]
             writer.write(data)
             await writer.drain()
+    return end
 
 
 def _answer(status: str, message: str) -> bytes:

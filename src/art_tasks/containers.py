@@ -126,7 +126,7 @@ class ContainerEngine:
         Raises:
             ConfigError: it cannot be built in this time.
         """
-        return await self._build(str(folder), timeout_s=timeout_s)
+        return await self._build(os.path.join(os.getcwd(), folder), timeout_s=timeout_s)
 
     async def build_layer(self, dockerfile: str, *, timeout_s: float) -> str:
         """Build the text of a Dockerfile that copies no file, in the same way."""
@@ -384,9 +384,14 @@ def _free_mb(folder: str | None) -> float:
 
 
 async def _spawn(*command: str) -> asyncio.subprocess.Process:
-    """Start a program with pipes. Python 3.11 waits for ever if a task is cancelled in here: shield it."""
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    """Start a program with pipes. Python 3.11 waits for ever if a task is cancelled in here: shield it.
+
+    Podman leaves a file `oom` in its folder when a container's memory is full, so that is not the user's.
+    """
+    pipe, folder = asyncio.subprocess.PIPE, tempfile.gettempdir()
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT, cwd=folder
+    )
 
 
 async def _start(*command: str) -> asyncio.subprocess.Process:

@@ -114,6 +114,7 @@ async def test_memory_ends_the_command_not_the_container(containers: ContainerEn
         await container.run(many, timeout_s=60)
         await container.kill_all()
         assert await said(container, "rm /dev/shm/x; echo alive") == "alive"
+    assert "oom" not in os.listdir(), "a mark of Podman"
 
 
 async def test_a_full_disk_ends_the_rollout(containers: ContainerEngine, served: ServedApp, tmp_path: Path) -> None:
@@ -379,6 +380,30 @@ async def test_a_head_without_end_is_not_kept() -> None:
         with contextlib.suppress(ConnectionError):
             assert await send(path, b"GET /v1/models HTTP/1.1\r\nX: " + b"y" * 300_000) == b""
         assert upstream.received == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_broken"),
+    [
+        (None, True),
+        (b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n", True),
+        (b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", False),
+    ],
+)
+async def test_what_the_server_fails_in_is_told_from_what_the_agent_does(answer: bytes | None, is_broken: bool) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer or b"")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with server, open_address(url, "the-key", 5) as address:
+        got = await send(address.folder / "rollout", NEXT)
+        assert got == answer or (answer is None and b" 503 " in got)
+        assert address.is_broken == is_broken
 
 
 # --- what kills leave ---
