@@ -38,10 +38,11 @@ from benchmarks.timing import progress
 VICTIMS = {"agent": 6, "container": 6, "server": 4, "script": 4}
 """How often each dies among as many deaths."""
 LONGEST_PAUSE_S = 1.5
-FIND_S = 30.0
-KILL_AGENT = """for p in /proc/[0-9]*; do
-[ "$(tr '\\0' ' ' < $p/cmdline)" = "python3 - " ] && kill -KILL ${p#/proc/} && exit 0
-done; exit 1"""
+FIND_S = 120.0
+KILL_AGENT = """for try in $(seq 100); do for p in /proc/[0-9]*; do
+grep -qsz '^-$' $p/cmdline && kill -KILL ${p#/proc/} && exit 0
+done; sleep 0.05; done; exit 1"""
+"""The agent is `python3 -`, and may not have begun yet."""
 TASK = {
     "environment/Dockerfile": "FROM {image}\nRUN command -v python3 || (apt-get update && apt-get install -y python3)\n"
     "VOLUME /data\nWORKDIR /app\n",

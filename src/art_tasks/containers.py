@@ -162,11 +162,13 @@ class ContainerEngine:
         """
         name, said, line = f"art-{owner()}-{uuid.uuid4().hex}", b"", b""
         mounted = () if mount is None else (f"--volume={mount[0]}:{mount[1]}:ro", "--security-opt=label=disable")
+        # A volume would be neither counted as written nor removed with a container that somebody else removes.
+        volumes = ["--image-volume=ignore"] if self.program == "podman" else []
         proxies = [f"--env={variable}=" for proxy in _PROXIES for variable in (proxy, proxy.lower())]
         starting = asyncio.create_task(
             _spawn(
                 self.program, "run", "--rm", "--interactive", f"--name={name}", "--label=art.harbor", "--network=none",
-                "--stop-timeout=0", "--security-opt=no-new-privileges", *limits.flags(), *mounted, *proxies,
+                "--stop-timeout=0", "--security-opt=no-new-privileges", *limits.flags(), *mounted, *volumes, *proxies,
                 "--entrypoint=bash", image, "-c", _FIRST_PROCESS,
             )
         )  # fmt: skip
