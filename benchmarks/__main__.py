@@ -53,6 +53,7 @@ ONLY_NAMED = (
     "cluster",
     "cluster_learning",
     "cluster_storm",
+    "agent_storm",
     "kill_storm",
     "remote_storm",
     "pipeline_storm",

@@ -6,8 +6,9 @@
         await container.put(archive)                         # files, as a tar archive with paths from /
         finished = await container.run("ls -l", cwd="/app", timeout_s=10)
 
-A container has no network, no rights that its user lacks, and limits of memory, processes and open files. Its first
-process reads from this one: when this process ends, however it ends, so does the container, with everything in it.
+A container has no network, no rights that its user lacks, and limits of memory, processes, open files and disk. Its
+first process reads from this one: when this process ends, however it ends, so does the container, with everything in
+it. If a kill leaves something all the same, the next program on this machine removes it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
+import os
+import re
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
@@ -32,6 +37,19 @@ MAX_READ_BYTES = 16 * 2**20
 _START_S = 60.0
 _GRACE_S = 10.0
 """Time after its limit in which a command must have ended; then all processes of the container are killed."""
+_LOOK_S = 60.0
+"""Longest time between two looks at how much a container has written."""
+_FIRST_PROCESS = """echo ready
+while read -r word; do while kill -KILL -- -1 2>/dev/null; do :; done; echo "$word"; done"""
+"""The container's first process: for each line it kills all others, and says so when they are gone. It does not start a
+process for that, which an agent could prevent by starting all that it may. Bash also takes in processes whose parent
+has ended; otherwise they would count as running."""
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY")
+"""Variables that Podman and Docker would pass on, with the passwords in them."""
+_TOOLS = re.compile(
+    r"[AC] (/(usr/)?(local/)?s?bin/(bash|cat|env|head|mkdir|rm|sh|tar|timeout)|/etc/ld\.so\.preload"
+    r"|/(usr/)?lib\S*/(ld-|libc\.|libtinfo\.)[^/]*)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +61,9 @@ class Limits:
     cpus: float | None = None
     """Processor time per second; `None` is that of the machine."""
     file_mb: int = 512
-    """Size of each file. The disk as a whole is not limited."""
+    """Size of each file."""
+    disk_mb: int = 10240
+    """What its files may take together. Processes that have written more are killed within seconds."""
     max_processes: int = 256
     output_bytes: int = 65536
     """Bytes of a command's output that are kept: the first and the last half."""
@@ -90,6 +110,7 @@ class ContainerEngine:
         reasons = []
         for name in [program] if program else ["podman", "docker"]:
             if (reason := _why_not(name)) is None:
+                _remove_leftovers(name)
                 return cls(name)
             reasons.append(reason)
         raise ConfigError(
@@ -105,7 +126,7 @@ class ContainerEngine:
         Raises:
             ConfigError: it cannot be built in this time.
         """
-        return await self._build(str(folder), timeout_s=timeout_s)
+        return await self._build(os.path.join(os.getcwd(), folder), timeout_s=timeout_s)
 
     async def build_layer(self, dockerfile: str, *, timeout_s: float) -> str:
         """Build the text of a Dockerfile that copies no file, in the same way."""
@@ -139,17 +160,21 @@ class ContainerEngine:
         Raises:
             ToolServerError: it did not start.
         """
-        name, said, line = f"art-{uuid.uuid4().hex}", b"", b""
+        name, said, line = f"art-{owner()}-{uuid.uuid4().hex}", b"", b""
         mounted = () if mount is None else (f"--volume={mount[0]}:{mount[1]}:ro", "--security-opt=label=disable")
-        holder = await asyncio.create_subprocess_exec(
-            self.program, "run", "--rm", "--interactive", f"--name={name}", "--label=art.harbor", "--network=none",
-            "--security-opt=no-new-privileges", *limits.flags(), *mounted, "--entrypoint=sh", image,
-            "-c", "echo ready; exec cat > /dev/null",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        # A volume would be neither counted as written nor removed with a container that somebody else removes.
+        volumes = ["--image-volume=ignore"] if self.program == "podman" else []
+        proxies = [f"--env={variable}=" for proxy in _PROXIES for variable in (proxy, proxy.lower())]
+        starting = asyncio.create_task(
+            _spawn(
+                self.program, "run", "--rm", "--interactive", f"--name={name}", "--label=art.harbor", "--network=none",
+                "--stop-timeout=0", "--security-opt=no-new-privileges", *limits.flags(), *mounted, *volumes, *proxies,
+                "--entrypoint=bash", image, "-c", _FIRST_PROCESS,
+            )
         )  # fmt: skip
-        assert holder.stdin is not None
-        assert holder.stdout is not None
         try:
+            holder = await asyncio.shield(starting)
+            assert holder.stdout is not None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_START_S):
                     while (line := await holder.stdout.readline()) not in (b"ready\n", b""):
@@ -157,13 +182,23 @@ class ContainerEngine:
             if line != b"ready\n":
                 end = said.decode(errors="replace").strip()[-1000:] or "it said nothing"
                 raise ToolServerError(f"a container did not start within {_START_S:g} s: {end}")
-            yield Container(self, name, limits)
+            container = Container(self, name, limits, holder)
+            watching = asyncio.create_task(container.watch_disk())
+            try:
+                yield container
+            finally:
+                watching.cancel()
         finally:
-            holder.stdin.close()
-            await asyncio.shield(self._remove(name, holder))
+            await asyncio.shield(self._remove(name, starting))
 
-    async def _remove(self, name: str, holder: asyncio.subprocess.Process) -> None:
-        await self.call("rm", "--force", "--time=0" if self.program == "podman" else "--volumes", name)
+    async def _remove(self, name: str, starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
+        holder = await starting
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        holder.stdin.close()
+        await self.call("rm", "--force", "--volumes", name)
+        while await holder.stdout.read(65536):  # what fills the pipe would keep the program from its end
+            pass
         await holder.wait()
 
     async def call(
@@ -171,10 +206,7 @@ class ContainerEngine:
     ) -> Finished:
         """Run the program with arguments, and end it when its time is over."""
         output, started = bytearray(), time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            self.program, *arguments,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
+        process = await _start(self.program, *arguments)
         assert process.stdin is not None
         assert process.stdout is not None
         writing = asyncio.create_task(_write(process.stdin, stdin))
@@ -203,6 +235,11 @@ class Container:
     engine: ContainerEngine
     name: str
     limits: Limits
+    holder: asyncio.subprocess.Process
+    """The program that is connected to the first process inside."""
+    is_full: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when more than `disk_mb` was written, and all processes were killed for it."""
+    _killing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def put(self, archive: bytes) -> None:
         """Unpack a tar archive at the root.
@@ -235,8 +272,144 @@ class Container:
         return Finished(code=137 if late else done.code, output=done.output, timed_out=done.timed_out or late)
 
     async def kill_all(self) -> None:
-        """Kill every process inside, except the first one, which holds the container open."""
-        await self.engine.call("exec", self.name, "sh", "-c", "kill -KILL -1")
+        """Kill every process inside, except the first one, which holds the container open.
+
+        Raises:
+            ToolServerError: the container has ended, or does not answer.
+        """
+        assert self.holder.stdin is not None
+        assert self.holder.stdout is not None
+        said: bytes | None = None
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with self._killing, asyncio.timeout(_START_S):
+                while said != b"":  # again and again: as root, an agent can read from the pipe of the first process
+                    word, heard = uuid.uuid4().hex.encode(), b""
+                    self.holder.stdin.write(word + b"\n")
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0.1):
+                            while said := await self.holder.stdout.read(65536):
+                                heard = heard[-len(word) :] + said
+                                if word in heard:
+                                    return
+        why = "has ended" if said == b"" else f"did not end its processes within {_START_S:g} s"
+        raise ToolServerError(f"the container {self.name} {why}")
+
+    async def changed_tools(self) -> list[str]:
+        """Find programs that this class needs in the container, and that are no longer those of the image.
+
+        Raises:
+            ToolServerError: it cannot be found out.
+        """
+        asked = await self.engine.call("diff", self.name, output_bytes=MAX_READ_BYTES)
+        if asked.code:
+            raise ToolServerError(f"the container's changes could not be listed: {asked.output.strip()[-500:]}")
+        return [match[1] for line in asked.output.splitlines() if (match := _TOOLS.fullmatch(line.strip()))]
+
+    async def watch_disk(self) -> None:
+        """Kill all processes as soon as their files take more than `disk_mb`, and end then.
+
+        Measuring takes 0.1 to 0.6 s, so it is done when the machine's free space has shrunk, or `_LOOK_S` have passed.
+        """
+        root = await asyncio.to_thread(_storage, self.engine.program)
+        free, looked = _free_mb(root), time.monotonic()
+        while True:
+            await asyncio.sleep(1.0)
+            now = _free_mb(root)
+            if now > free - self.limits.disk_mb / 8 and time.monotonic() < looked + _LOOK_S:
+                continue
+            free, looked = now, time.monotonic()
+            size = await self.engine.call("container", "inspect", "--size", "--format={{.SizeRw}}", self.name)
+            if size.output.strip().isdecimal() and int(size.output) > self.limits.disk_mb * 2**20:
+                self.is_full.set()
+                with contextlib.suppress(ToolServerError):
+                    await self.kill_all()
+                return
+
+
+def owner() -> str:
+    """Name this process by its place, id and start, for names of what is to be removed when it is dead."""
+    return f"{_digest(_place())}-{os.getpid()}-{_digest(_started(os.getpid()))}"
+
+
+def is_left(name: str, prefix: str) -> bool:
+    """Whether a name of `prefix` and `owner()` is that of a process of this machine that is dead."""
+    match = re.match(rf"{prefix}-(\w{{6}})-(\d+)-(\w{{6}})-", name)
+    return match is not None and match[1] == _digest(_place()) and match[3] != _digest(_started(int(match[2])))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+def _place() -> str:
+    """Where this process can look for others by their ids. Several machines and users may share one Docker."""
+    place = f"{socket.gethostname()} {os.getuid()}"
+    with contextlib.suppress(OSError):
+        place += os.readlink("/proc/self/ns/pid")
+    return place
+
+
+def _started(pid: int) -> str:
+    """Boot of the machine and start of a process; nothing if there is no such process."""
+    with contextlib.suppress(OSError):
+        if not os.path.exists("/proc/self/stat"):
+            return subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True).stdout
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else Path("/proc/sys/kernel/random/boot_id").read_text() + fields[18]
+    return ""
+
+
+@functools.cache
+def _remove_leftovers(program: str) -> None:
+    """Remove containers and folders whose program was killed before it could."""
+    asked = [program, "ps", "--all", "--filter=label=art.harbor", "--format={{.Names}}"]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        names = subprocess.run(asked, capture_output=True, text=True, timeout=_START_S, check=False).stdout.split()
+        if left := [name for name in names if is_left(name, "art")]:
+            subprocess.run([program, "rm", "--force", "--volumes", *left], capture_output=True, timeout=_START_S)
+        for folder in Path(tempfile.gettempdir()).glob("art-address-*"):
+            if is_left(folder.name, "art-address"):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@functools.cache
+def _storage(program: str) -> str | None:
+    """The folder of this machine where containers write; `None` if they write elsewhere, as in a virtual machine."""
+    name = "{{.Store.GraphRoot}}" if program == "podman" else "{{.DockerRootDir}}"
+    asked = subprocess.run([program, "info", f"--format={name}"], capture_output=True, text=True, timeout=_START_S)
+    return asked.stdout.strip() if asked.returncode == 0 and os.path.isdir(asked.stdout.strip()) else None
+
+
+def _free_mb(folder: str | None) -> float:
+    """Free space; nothing where it cannot be known, so that every second is a time to look."""
+    return 0.0 if folder is None else shutil.disk_usage(folder).free / 2**20
+
+
+async def _spawn(*command: str) -> asyncio.subprocess.Process:
+    """Start a program with pipes. Python 3.11 waits for ever if a task is cancelled in here: shield it.
+
+    Podman leaves a file `oom` in its folder when a container's memory is full, so that is not the user's.
+    """
+    pipe, folder = asyncio.subprocess.PIPE, tempfile.gettempdir()
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT, cwd=folder
+    )
+
+
+async def _start(*command: str) -> asyncio.subprocess.Process:
+    """Start a program with pipes, and end it if the task is cancelled meanwhile."""
+    starting = asyncio.create_task(_spawn(*command))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_end)
+        raise
+
+
+def _end(starting: asyncio.Task[asyncio.subprocess.Process]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        with contextlib.suppress(ProcessLookupError):
+            starting.result().kill()
 
 
 def _cut(output: bytearray, limit: int) -> str:

@@ -14,7 +14,7 @@ from art_agents.address import Address, forwarder
 from art_agents.containers import Container
 from art_agents.harness import HOME, INSTRUCTION, PREFIX, Harness, Start
 
-Ending = Literal["finished", "failed", "out_of_time", "out_of_turns"]
+Ending = Literal["finished", "failed", "out_of_time", "out_of_turns", "out_of_disk"]
 """How a run ended; `failed` is an exit code other than 0."""
 _KEPT_CHARS = 2000
 
@@ -46,7 +46,7 @@ async def run_agent(
 
     Raises:
         ToolServerError: it ended without an answer of the model, because it does not run or the server refuses what it
-            asks.
+            asks; or it failed after the server had.
     """
     launch = harness.launch(Start(address=address.url, model=model_name, max_context=max_context))
     await container.put(pack({INSTRUCTION: instruction, f"{HOME}/.art": "", **launch.files}))
@@ -62,13 +62,17 @@ async def run_agent(
     finally:
         used_up.cancel()
         running.cancel()
-    if address.num_answers == 0:
+    failed = finished.code != 0 and not finished.timed_out and not address.used_up.is_set()
+    if address.num_answers == 0 or (failed and address.is_broken):
         said = finished.output.strip()[-_KEPT_CHARS:] or "it printed nothing"
         why = f"the server's last answer: {address.last_error}" if address.last_error else "it asked the model nothing"
-        raise ToolServerError(f"{harness.name} got no answer, and ended with exit code {finished.code}; {why}: {said}")
+        how = "got no answer" if address.num_answers == 0 else "got no further answer"
+        raise ToolServerError(f"{harness.name} {how}, and ended with exit code {finished.code}; {why}: {said}")
     ending: Ending = "finished" if finished.code == 0 else "out_of_time" if finished.timed_out else "failed"
     if address.used_up.is_set():
         ending = "out_of_turns"
+    if container.is_full.is_set():
+        ending = "out_of_disk"
     return Run(ending=ending, code=finished.code, output=finished.output[-_KEPT_CHARS:])
 
 

@@ -269,9 +269,10 @@ class HarborTask(PlacedTask):
 
     A hash of a task's name decides its split. Metrics: `solved` (1 for a reward of at least 1), `num_turns`,
     `num_commands`, `num_failed_commands`, `malformed_calls`, and each value of `reward.json` as `reward/NAME`.
-    `metadata["ending"]` is `submitted`, `no_call`, `out_of_turns`, `out_of_time`, `cut_short` or `context_full`. All
-    but the first are the policy's fault; what the agent has done until then is checked and rewarded. The task's time
-    limit for the agent counts the time of its commands, not that of the model's server.
+    `metadata["ending"]` is `submitted`, `no_call`, `out_of_turns`, `out_of_time`, `out_of_disk`, `cut_short`,
+    `context_full` or `changed_tools`. All but the first are the policy's fault; what the agent has done until then is
+    checked and rewarded, except that `changed_tools` has reward 0 without a check: the agent has replaced programs that
+    run it. The task's time limit for the agent counts the time of its commands, not that of the model's server.
     """
 
     name: ClassVar[str] = "harbor"
@@ -340,7 +341,7 @@ class HarborTask(PlacedTask):
             self._images[folder.name] = image
             limits = Limits(
                 memory_mb=environment.memory_mb or plain.memory_mb, file_mb=environment.storage_mb or plain.file_mb,
-                cpus=environment.cpus,
+                disk_mb=environment.storage_mb or plain.disk_mb, cpus=environment.cpus,
             )  # fmt: skip
             if self._harness is not None:
                 return await self._by_agent(self._harness, model, scenario, image, limits, step)
@@ -357,8 +358,7 @@ class HarborTask(PlacedTask):
             async with self._engine.open(image, limits) as container:
                 work = _Work(folder, container, self.options)
                 ending = await self._work(model, trajectory, work, derive_seed(scenario.seed, rollout_index), step)
-                await container.kill_all()
-                trajectory.reward, parts = await verify(folder, container)
+                ending, trajectory.reward, parts = await check(folder, container, ending)
         trajectory.metrics |= {"solved": float(trajectory.reward >= 1.0), **parts}
         trajectory.metadata |= {"ending": ending, "outcome": "ok" if ending == "submitted" else "policy_fault"}
         return trajectory.finish()
@@ -395,16 +395,15 @@ class HarborTask(PlacedTask):
                 max_context=max_context, cwd=environment.workdir, env=environment.env,
                 timeout_s=folder.settings.agent.timeout_sec,
             )  # fmt: skip
-            await container.kill_all()
-            reward, parts = await verify(folder, container)
+            ending, reward, parts = await check(folder, container, run.ending)
         trajectory = await model.get_rollout(rollout_id)
         trajectory.reward = reward
         trajectory.metrics |= {
             "solved": float(reward >= 1.0), "num_turns": address.num_answers, "exit_code": run.code, **parts
         }  # fmt: skip
         trajectory.metadata |= {
-            "scenario_id": scenario.id, "task": folder.name, "agent": harness.name, "ending": run.ending,
-            "outcome": "ok" if run.ending == "finished" else "policy_fault", "printed": run.output,
+            "scenario_id": scenario.id, "task": folder.name, "agent": harness.name, "ending": ending,
+            "outcome": "ok" if ending == "finished" else "policy_fault", "printed": run.output,
         }  # fmt: skip
         return trajectory.finish()
 
@@ -426,6 +425,8 @@ class HarborTask(PlacedTask):
                     return "submitted"
                 answer = {"role": "tool", "tool_call_id": call.id, "content": await work.do(trajectory, call.function)}
                 trajectory.messages_and_choices.append(answer)  # type: ignore[arg-type]
+                if work.container.is_full.is_set():
+                    return "out_of_disk"
                 if work.seconds_left <= 0:
                     return "out_of_time"
         return "out_of_turns"
@@ -445,7 +446,7 @@ class _Work:
     """The agent's side of one rollout."""
 
     def __init__(self, folder: TaskFolder, container: Container, options: HarborOptions) -> None:
-        self._folder, self._container, self._options = folder, container, options
+        self._folder, self.container, self._options = folder, container, options
         self.seconds_left = folder.settings.agent.timeout_sec
         """Time that its commands may still take."""
 
@@ -461,7 +462,7 @@ class _Work:
         trajectory.metrics["num_commands"] += 1
         seconds = min(self._options.command_timeout, self.seconds_left)
         environment, started = self._folder.settings.environment, time.monotonic()
-        finished = await self._container.run(command, cwd=environment.workdir, env=environment.env, timeout_s=seconds)
+        finished = await self.container.run(command, cwd=environment.workdir, env=environment.env, timeout_s=seconds)
         self.seconds_left -= seconds if finished.timed_out else time.monotonic() - started
         trajectory.metrics["num_failed_commands"] += finished.code != 0
         shown, limit = finished.output.rstrip(), self._options.output_chars
@@ -471,6 +472,14 @@ class _Work:
         if finished.timed_out:
             return f"{shown}\n[killed after {seconds:.0f} s]".lstrip()
         return f"{shown}\n[exit code {finished.code}]".lstrip() if finished.code else shown or "[no output]"
+
+
+async def check(folder: TaskFolder, container: Container, ending: str) -> tuple[str, float, dict[str, float]]:
+    """End all processes of the agent and run the verifier. Returns how the rollout ended, with reward and metrics."""
+    await container.kill_all()
+    if await container.changed_tools():
+        return "changed_tools", 0.0, {}
+    return ending, *await verify(folder, container)
 
 
 async def verify(folder: TaskFolder, container: Container) -> tuple[float, dict[str, float]]:

@@ -97,13 +97,17 @@ class TableEngine(ContainerEngine):
 
     @contextlib.asynccontextmanager
     async def open(self, image: str, limits: Limits) -> AsyncIterator[Container]:
-        yield TableContainer(self, "container", limits)
+        holder: Any = None
+        yield TableContainer(self, "container", limits, holder)
 
 
 class TableContainer(Container):
     async def put(self, archive: bytes) -> None: ...
 
     async def kill_all(self) -> None: ...
+
+    async def changed_tools(self) -> list[str]:
+        return []
 
     async def run(self, script: str, **_: Any) -> Finished:
         done = Finished(code=0, output="", timed_out=False)
