@@ -26,7 +26,7 @@ from pathlib import Path
 
 from art.storage.layout import DataDir
 from art.storage.trajectories import read_groups
-from art_tasks.containers import ContainerEngine, Limits
+from art_agents.containers import ContainerEngine, Limits
 from benchmarks.agent_storm_client import AT_ONCE, GROUPS, ROLLOUTS
 from benchmarks.kill_storm import STEP_DEADLINE_S, tiny_model
 from benchmarks.remote_storm import KEY, Supervised

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from art_tasks.containers import owner
+from art_agents.containers import owner
 
 PORT = 8817
 MOUNT = "/opt/art-address"

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from art.trajectory import Trajectory
+from art_agents import containers as module
 from art_agents.address import _MAX_CONNECTIONS, MOUNT, open_address
-from art_tasks import containers as module
-from art_tasks.containers import Container, ContainerEngine, Limits, is_left, owner
+from art_agents.containers import Container, ContainerEngine, Limits, is_left, owner
 from art_tasks.harbor import HarborTask
 from tests.agents.conftest import BASE
 from tests.support.app import KEY
@@ -419,7 +419,7 @@ async def test_what_the_server_fails_in_is_told_from_what_the_agent_does(answer:
 
 
 async def test_leftovers_of_dead_programs_are_removed(containers: ContainerEngine) -> None:
-    ask = "from art_tasks.containers import owner; print(owner())"
+    ask = "from art_agents.containers import owner; print(owner())"
     dead = (await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", ask], text=True)).strip()
     assert is_left(f"art-{dead}-x", "art")
     assert not is_left(f"art-{owner()}-x", "art")

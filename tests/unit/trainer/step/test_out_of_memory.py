@@ -240,7 +240,9 @@ def test_a_long_prefix_is_computed_once_until_memory_runs_out(policy: LoraPolicy
     ]  # fmt: skip
     paths = check_samples(samples, vocab_size=policy.base.vocab_size)
     batcher = MicroBatcher(policy.base, max_tokens=64)
-    assert [micro_batch.layout.num_tokens for micro_batch in batcher.split(paths)] == [50 + 4 * 9]  # the last token is a target only
+    assert [micro_batch.layout.num_tokens for micro_batch in batcher.split(paths)] == [
+        50 + 4 * 9
+    ]  # the last token is a target only
     assert batcher.budget(check_samples(samples[:1], vocab_size=policy.base.vocab_size)) == 64
     assert MicroBatcher(policy.base, max_tokens=128).budget(paths) == 128
     batcher.shrink(45)
