@@ -165,6 +165,8 @@ class ContainerEngine:
         # A volume would be neither counted as written nor removed with a container that somebody else removes.
         volumes = ["--image-volume=ignore"] if self.program == "podman" else []
         proxies = [f"--env={variable}=" for proxy in _PROXIES for variable in (proxy, proxy.lower())]
+        storage = await asyncio.to_thread(_storage, self.program)
+        free = _free_mb(storage)
         starting = asyncio.create_task(
             _spawn(
                 self.program, "run", "--rm", "--interactive", f"--name={name}", "--label=art.harbor", "--network=none",
@@ -183,7 +185,7 @@ class ContainerEngine:
                 end = said.decode(errors="replace").strip()[-1000:] or "it said nothing"
                 raise ToolServerError(f"a container did not start within {_START_S:g} s: {end}")
             container = Container(self, name, limits, holder)
-            watching = asyncio.create_task(container.watch_disk())
+            watching = asyncio.create_task(container.watch_disk(storage, free))
             try:
                 yield container
             finally:
@@ -305,16 +307,19 @@ class Container:
             raise ToolServerError(f"the container's changes could not be listed: {asked.output.strip()[-500:]}")
         return [match[1] for line in asked.output.splitlines() if (match := _TOOLS.fullmatch(line.strip()))]
 
-    async def watch_disk(self) -> None:
+    async def watch_disk(self, storage: str | None, free: float) -> None:
         """Kill all processes as soon as their files take more than `disk_mb`, and end then.
 
         Measuring takes 0.1 to 0.6 s, so it is done when the machine's free space has shrunk, or `_LOOK_S` have passed.
+
+        Args:
+            storage: the folder in which containers write.
+            free: free space there before the start.
         """
-        root = await asyncio.to_thread(_storage, self.engine.program)
-        free, looked = _free_mb(root), time.monotonic()
+        looked = time.monotonic()
         while True:
             await asyncio.sleep(1.0)
-            now = _free_mb(root)
+            now = _free_mb(storage)
             if now > free - self.limits.disk_mb / 8 and time.monotonic() < looked + _LOOK_S:
                 continue
             free, looked = now, time.monotonic()

@@ -137,7 +137,7 @@ async def test_many_small_files_are_seen_too(containers: ContainerEngine, monkey
 async def test_volumes_of_an_image_count_as_written(containers: ContainerEngine) -> None:
     if containers.program == "docker":
         pytest.skip("Docker cannot leave out the volumes of an image: docs/security.md")
-    image = await containers.build_layer(f"FROM {BASE}\nVOLUME /data\n", timeout_s=60)
+    image = await containers.build_layer(f"FROM {BASE}\nRUN mkdir /data\nVOLUME /data\n", timeout_s=60)
     async with containers.open(image, Limits(disk_mb=20)) as container:
         await container.run("head -c 60M /dev/zero > /data/x; sleep 60", timeout_s=60)
         assert container.is_full.is_set()
