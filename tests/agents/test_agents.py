@@ -76,6 +76,7 @@ async def test_it_does_a_task_and_all_that_it_asked_is_recorded(
     about, rollout_id = CHORES[chore], f"{harness.name}-{chore}"
     served.app.bench.engine.turns = turns(harness, about)
     image = await image_of(containers, harness)
+    await served.policy.put_rollout(rollout_id, sampling={"temperature": 1.0})  # aider asks for 0
     base_url = served.policy.rollout_base_url(rollout_id)
     async with (
         open_address(base_url, served.policy.inference_api_key or "", 20) as address,
