@@ -359,8 +359,9 @@ def _started(pid: int) -> str:
     with contextlib.suppress(OSError):
         if not os.path.exists("/proc/self/stat"):
             return subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True).stdout
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if state == "Z" else Path("/proc/sys/kernel/random/boot_id").read_text() + fields[18]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+        return "" if state == "Z" else boot + fields[18]
     return ""
 
 
