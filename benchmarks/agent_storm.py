@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from pathlib import Path
 from art.storage.layout import DataDir
 from art.storage.trajectories import read_groups
 from art_agents.containers import ContainerEngine, Limits
-from benchmarks.agent_storm_client import AT_ONCE, GROUPS, ROLLOUTS
+from benchmarks.agent_storm_client import AT_ONCE, GROUPS, ROLLOUTS, write_task
 from benchmarks.kill_storm import STEP_DEADLINE_S, tiny_model
 from benchmarks.remote_storm import KEY, Supervised
 from benchmarks.report import Cell, Result, Spread
@@ -39,18 +40,6 @@ VICTIMS = {"agent": 6, "container": 6, "server": 4, "script": 4}
 """How often each dies among as many deaths."""
 LONGEST_PAUSE_S = 1.5
 FIND_S = 120.0
-KILL_AGENT = """for try in $(seq 100); do for p in /proc/[0-9]*; do
-grep -qsz '^-$' $p/cmdline && kill -KILL ${p#/proc/} && exit 0
-done; sleep 0.05; done; exit 1"""
-"""The agent is `python3 -`, and may not have begun yet."""
-TASK = {
-    "environment/Dockerfile": "FROM {image}\nRUN command -v python3 || (apt-get update && apt-get install -y python3)\n"
-    "VOLUME /data\nWORKDIR /app\n",
-    "tests/test.sh": "#!/bin/bash\n[ -s /app/answer.txt ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n",
-    "instruction.md": "respond with yes or no",
-    "task.toml": "[agent]\ntimeout_sec = 300.0\n",
-}
-AT_ONCE_STEPS = (1, 4, 8)
 
 
 @dataclass(slots=True)
@@ -112,15 +101,28 @@ class Storm:
             self.start()
             return True
         deadline = time.monotonic() + FIND_S
-        while time.monotonic() < deadline:
-            names = self.containers(self.pids[-1:])
-            rng.shuffle(names)
-            for name in names:
-                how = ("rm", "--force", name) if victim == "container" else ("exec", name, "bash", "-c", KILL_AGENT)
-                if subprocess.run([self.engine.program, *how], capture_output=True, check=False).returncode == 0:
+        while time.monotonic() < deadline and self._script.poll() is None:
+            if victim == "agent":
+                for pid in self.agents():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        return True
+            elif names := self.containers(self.pids[-1:]):
+                remove = [self.engine.program, "rm", "--force", "--volumes", rng.choice(names)]
+                if subprocess.run(remove, capture_output=True, check=False).returncode == 0:
                     return True
-            time.sleep(0.1)
+            time.sleep(0.02)
         return False
+
+    def agents(self) -> list[int]:
+        """Processes of agents. This machine sees those in containers too, and Podman's belong to this user."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_agent = (entry / "cmdline").read_bytes() == b"python3\0-\0"
+                if is_agent and f"ART_MODEL={self.folder.name}/".encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        return found
 
     def run(self, num_kills: int, rng: random.Random) -> float:
         """Let the script run to its end while things die. Returns the seconds after the end of its first rollout."""
@@ -172,8 +174,7 @@ class Storm:
         now = self.resources()
         return [*self.containers(self.pids), *own, *(now[0] - before[0]), *(now[1] - before[1])]
 
-    def resources(self) -> tuple[set[str], set[str]]:
-        """Networks, and volumes."""
+    def resources(self) -> tuple[set[str], set[str]]:  # networks and volumes
         return set(self.ask("network", "ls", "--quiet")), set(self.ask("volume", "ls", "--quiet"))
 
 
@@ -204,12 +205,9 @@ def run(args: argparse.Namespace) -> Result:
         server_folder = Path(name, "server")
         server_folder.mkdir()
         for folder in ("calm", "storm"):
-            for file, text in TASK.items():
-                path = Path(name, folder, "task", file)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text.replace("{image}", args.image))
+            write_task(Path(name, folder, "task"), args.image)
         image = asyncio.run(engine.build(Path(name, "calm", "task", "environment"), timeout_s=600))
-        for at_once in AT_ONCE_STEPS:
+        for at_once in (1, 4, 8):
             figure = asyncio.run(starts_per_minute(engine, image, at_once, 4 if args.quick else 24))
             rows.append(
                 {"what": f"containers started, used and removed per minute, {at_once} at once", "value": figure}

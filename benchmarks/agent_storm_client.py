@@ -43,6 +43,21 @@ open("/app/answer.txt", "w").write(ask(messages))
 END"""
 """A small agent that asks twice and writes what it was told."""
 
+TASK = {
+    "environment/Dockerfile": "FROM {image}\nRUN command -v python3 || (apt-get update && apt-get install -y python3)\n"
+    "VOLUME /data\nWORKDIR /app\n",
+    "tests/test.sh": "#!/bin/bash\n[ -s /app/answer.txt ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+    "instruction.md": "respond with yes or no",
+    "task.toml": "[agent]\ntimeout_sec = 300.0\n",
+}
+
+
+def write_task(folder: Path, image: str) -> None:
+    """Write a task directory whose check asks for an answer, whatever it is."""
+    for file, text in TASK.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text.replace("{image}", image))
+
 
 class Agent:
     """Rollouts of one task directory, in the order of their scenarios."""
