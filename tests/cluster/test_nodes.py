@@ -42,7 +42,7 @@ async def test_ranks_and_engines_on_two_nodes_train_what_one_process_trains(
         engines, trainer = await processes_of(backend)
         assert sum(process["restarts"] for process in [*engines, trainer]) >= 1
     for there, here in zip(seen, at_home, strict=True):
-        assert there == pytest.approx(here, abs=1e-6)
+        assert there == pytest.approx(here, abs=2e-6)  # as in test_same_training.py
 
 
 async def status_of(backend: art.LocalBackend) -> dict:

@@ -59,7 +59,7 @@ async def test_two_ranks_and_two_engines_train_what_one_process_trains(
         assert engines[1]["restarts"] == 1
         assert (tmp_path / "cluster" / "models" / "agent" / "checkpoints" / "0003").is_dir()
     for there, here in zip(seen, at_home, strict=True):
-        assert there == pytest.approx(here, abs=1e-6)
+        assert there == pytest.approx(here, abs=2e-6)  # as in test_same_training.py
 
 
 async def test_files_by_a_common_folder_and_as_many_engines_as_there_is_room_for(
@@ -75,7 +75,7 @@ async def test_files_by_a_common_folder_and_as_many_engines_as_there_is_room_for
         assert any(file.name == "adapter_model.safetensors" for file in common.rglob("*"))
     assert not list(common.rglob("*"))[1:]  # the server's folder goes with it
     for there, here in zip(seen, at_home, strict=False):
-        assert there == pytest.approx(here, abs=1e-6)
+        assert there == pytest.approx(here, abs=2e-6)  # as in test_same_training.py
 
 
 GPUS = art.ModelSettings(engine=EngineConfig(device="cuda"), trainer=TrainerConfig(device="cuda"))

@@ -101,4 +101,4 @@ async def test_a_replica_that_does_not_load_the_adapter_is_refused_alone(
     for number in (1, 2):
         assert f"the {bad['name']} refused cluster/agent@{number}, which others serve" in log
     for there, here in zip(seen, at_home, strict=True):
-        assert there == pytest.approx(here, abs=1e-6)
+        assert there == pytest.approx(here, abs=2e-6)  # as in test_same_training.py
