@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from art_agents.harness import HOME, INSTRUCTION, NO_KEY, PREFIX, Harness, Launch, Start, as_json, script
+import json
+
+from art_agents.harness import HOME, INSTRUCTION, NO_KEY, PREFIX, Harness, Launch, Start, script
 
 
 def launch(start: Start) -> Launch:
     config = f"""
-model = {as_json(start.model)}
+model = {json.dumps(start.model)}
 model_provider = "art"
 model_context_window = {start.max_context}
 [model_providers.art]
 name = "art"
-base_url = {as_json(f"{start.address}/v1")}
+base_url = {json.dumps(f"{start.address}/v1")}
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
 """

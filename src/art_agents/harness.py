@@ -12,7 +12,6 @@ real one outside of the container.
 from __future__ import annotations
 
 import importlib
-import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -117,7 +116,3 @@ def _of_command(command: str) -> Harness:
 def script(*words: str) -> str:
     """A line of bash that runs words as they are. `INSTRUCTION` as a word of its own is the text of that file."""
     return " ".join(f'"$(cat {INSTRUCTION})"' if word == INSTRUCTION else shlex.quote(word) for word in words)
-
-
-def as_json(value: object) -> str:
-    return json.dumps(value, indent=1)

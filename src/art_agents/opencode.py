@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from art_agents.harness import HOME, INSTRUCTION, NO_KEY, PREFIX, Harness, Launch, Start, as_json, script
+import json
+
+from art_agents.harness import HOME, INSTRUCTION, NO_KEY, PREFIX, Harness, Launch, Start, script
 
 
 def launch(start: Start) -> Launch:
@@ -19,7 +21,7 @@ def launch(start: Start) -> Launch:
     return Launch(
         script=script(f"{PREFIX}/bin/opencode", "run", "--model", model, INSTRUCTION),
         env={"OPENCODE_CONFIG": f"{HOME}/opencode.json", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
-        files={f"{HOME}/opencode.json": as_json(config)},
+        files={f"{HOME}/opencode.json": json.dumps(config)},
     )
 
 

@@ -49,7 +49,8 @@ async def run_agent(
             asks; or it failed after the server had.
     """
     launch = harness.launch(Start(address=address.url, model=model_name, max_context=max_context))
-    await container.put(pack({INSTRUCTION: instruction, f"{HOME}/.art": "", **launch.files}))
+    makes_home = {f"{HOME}/.art": ""}
+    await container.put(pack({INSTRUCTION: instruction, **makes_home, **launch.files}))
     script = f"{forwarder(PREFIX)}\n{launch.script}"
     variables = {"HOME": HOME, **launch.env, **env}
     running = asyncio.create_task(container.run(script, cwd=cwd, env=variables, timeout_s=timeout_s))

@@ -11,7 +11,6 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -152,7 +151,7 @@ def describe_tokens(
     *,
     model: tuple[str, str],
     missing: Sequence[str] = (),
-    alternatives: Mapping[str, Alternatives] = MappingProxyType({}),
+    alternatives: Mapping[str, Alternatives] = {},
 ) -> RolloutTokens:
     """Describe the tokens of one path of a rollout.
 

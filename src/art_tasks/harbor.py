@@ -31,11 +31,21 @@ import tomllib
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from weakref import WeakKeyDictionary
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from art.config.base import describe_invalid
 from art.errors import ConfigError, ToolServerError
@@ -263,6 +273,14 @@ class HarborOptions(TaskOptions):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of an answer of the model."""
 
+    @model_validator(mode="after")
+    def _check_agent(self) -> Self:
+        own = ("command_timeout", "output_chars", "max_completion_tokens")
+        set_too = [name for name in own if getattr(self, name) != type(self).model_fields[name].default]
+        if self.agent is not None and set_too:
+            raise ValueError(f"`{set_too[0]}` has no effect on `agent` {self.agent!r}, which decides it: leave it out")
+        return self
+
 
 class HarborTask(PlacedTask):
     """Trains on task directories of Harbor, in containers of this machine: see docs/integrations.md.
@@ -384,6 +402,7 @@ class HarborTask(PlacedTask):
             raise ConfigError(f"{harness.name} needs a model whose requests an ART server records, a TrainableModel")
         folder, rollout_id = self.folders[scenario.inputs["task"]], f"{harness.name}-{uuid.uuid4().hex}"
         environment, base_url = folder.settings.environment, model.rollout_base_url(rollout_id)
+        started = datetime.now(UTC)
         await model.put_rollout(rollout_id, sampling={"temperature": 1.0})
         max_context = (await model.backend().get_status(model)).max_context or _SMALL_CONTEXT
         async with (
@@ -397,7 +416,7 @@ class HarborTask(PlacedTask):
             )  # fmt: skip
             ending, reward, parts = await check(folder, container, run.ending)
         trajectory = await model.get_rollout(rollout_id)
-        trajectory.reward = reward
+        trajectory.reward, trajectory.start_time = reward, started
         trajectory.metrics |= {
             "solved": float(reward >= 1.0), "num_turns": address.num_answers, "exit_code": run.code, **parts
         }  # fmt: skip

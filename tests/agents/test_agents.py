@@ -26,7 +26,7 @@ class Chore:
     files: dict[str, str]
     command: str
     edit: str
-    """The same in the form that aider asks for."""
+    """What aider is told instead: a file's name and its whole new text."""
     check: str
 
 

@@ -60,6 +60,7 @@ async def test_rollouts_are_trained(
     for i, rollout in enumerate(rollouts):
         rollout.reward = float(i)
         assert rollout.metrics["num_turns"] >= 1
+        assert rollout.metrics["duration"] > 0.5, "the agent's time, and not that of reading the record"
     step = await model.get_step()
     result = await model.train([art.TrajectoryGroup(rollouts)], TrainConfig(learning_rate=1e-3))
     assert (result.trained, result.step) == (True, step + 1)

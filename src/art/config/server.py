@@ -222,7 +222,7 @@ class ServerConfig(Config):
 
     record_alternatives: int = Field(default=0, ge=0, le=20)
     """How many of the most likely tokens are recorded beside each sampled one, for the page's view of tokens. Each
-    takes 8 bytes per token in the record; docs/watching.md has what it costs."""
+    takes 8 bytes per token in the record."""
 
     @field_validator("cors_origins")
     @classmethod

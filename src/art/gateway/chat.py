@@ -157,7 +157,6 @@ class Gateway:
             switching = SwitchingAnswer(turn, policy, self._resolver, self.turns)
         is_streamed = at_once or switching is not None or self.live.is_watched(policy.project)
         generate = _generate_request(turn, policy, completion, 0.0 if at_once else WATCHED_CHUNK_S)
-        generate = replace(generate, num_top_logprobs=max(generate.num_top_logprobs, self._num_alternatives))
         with self.live.followed(LiveRequest(turn, policy, completion, is_streamed)) as live:
             try:
                 if not is_streamed:
@@ -222,8 +221,8 @@ def _generate_request(turn: Turn, policy: PolicyRef, completion: Completion, chu
         grammar=None if grammar is None else grammar.text, seed=(turn.seed + completion.index) % SEEDS,
         repeatable=request.seed is not None, temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p, top_k=max(0, request.top_k or 0),
-        min_p=request.min_p or 0.0, num_top_logprobs=request.top_logprobs or 0, chunk_every_s=chunk_every_s,
-        sender=(policy.project, turn.key),
+        min_p=request.min_p or 0.0, num_top_logprobs=max(request.top_logprobs or 0, completion.num_alternatives),
+        chunk_every_s=chunk_every_s, sender=(policy.project, turn.key),
     )  # fmt: skip
 
 

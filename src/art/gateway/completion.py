@@ -98,7 +98,7 @@ class Completion:
         """What each token was drawn from where truncation left something out; see `TokenChunk.kept`."""
         self.alternatives: list[list[tuple[int, float]]] | None = [] if num_alternatives else None
         """The most likely tokens at each place, best first, where they are recorded."""
-        self._num_alternatives, self._num_reported = num_alternatives, request.top_logprobs or 0
+        self.num_alternatives, self._num_reported = num_alternatives, request.top_logprobs or 0
         self.segments: Segments = []
         """Parts of the answer that different steps sampled; empty for one step."""
         self.num_cached_tokens = 0
@@ -138,7 +138,7 @@ class Completion:
         self.kept += chunk.kept[:kept] if chunk.kept else [[]] * kept
         top = chunk.top_logprobs or [[]] * kept
         if self.alternatives is not None:
-            self.alternatives += [others[: self._num_alternatives] for others in top[:kept]]
+            self.alternatives += [others[: self.num_alternatives] for others in top[:kept]]
         if self.reports is not None:
             for token, logprob, best in zip(ids[:kept], chunk.logprobs, top, strict=False):
                 others = [self._report(*other) for other in best[: self._num_reported]]

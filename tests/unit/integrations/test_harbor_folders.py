@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from art.errors import ConfigError
-from art_tasks.harbor import find_folders, read_folder, split_names
+from art.task.options import read_options
+from art_tasks.harbor import HarborOptions, find_folders, read_folder, split_names
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "harbor_tasks"
 
@@ -125,3 +126,11 @@ def test_each_task_is_in_one_split_and_small_folders_have_all_three() -> None:
     larger = split_names([f"task-{index}" for index in range(401)])
     assert all(set(split_names(names)[split]) <= set(larger[split]) for split in splits), "no task has moved"
     assert [len(split) for split in split_names(path.name for path in SAMPLE.iterdir()).values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["command_timeout", "output_chars", "max_completion_tokens"])
+def test_an_option_that_a_coding_agent_decides_itself_is_refused(name: str) -> None:
+    assert read_options("harbor", HarborOptions, {name: "500"})
+    assert read_options("harbor", HarborOptions, {"agent": "codex", "max_turns": "5"})
+    with pytest.raises(ConfigError, match=f"`{name}` has no effect on `agent` 'codex'"):
+        read_options("harbor", HarborOptions, {"agent": "codex", name: "500"})
