@@ -54,6 +54,7 @@ ONLY_NAMED = (
     "cluster_learning",
     "cluster_storm",
     "agent_storm",
+    "chores_learning",
     "kill_storm",
     "remote_storm",
     "pipeline_storm",

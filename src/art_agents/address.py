@@ -32,7 +32,7 @@ _MAX_HEAD_BYTES = 65536
 _ERROR_BYTES = 2000
 _MAX_CONNECTIONS = 64
 """Open connections of one container, so that none uses up the open files of this process."""
-_FIRST_LINE = re.compile(r"(GET|POST) (/v1(?:/[\w-]+)+)(\?[!-~]*)? HTTP/1\.[01]", re.ASCII)
+_FIRST_LINE = re.compile(r"(GET|POST) (/side)?(/v1(?:/[\w-]+)+)(\?[!-~]*)? HTTP/1\.[01]", re.ASCII)
 _HEADER = re.compile(r"([\w!#$%&'*+.^`|~-]+):[ \t]*([ -~\t\x80-\xff]*)", re.ASCII)
 _KEPT = {"accept", "accept-encoding", "anthropic-beta", "anthropic-version", "content-encoding", "content-type",
          "openai-beta", "user-agent"}  # fmt: skip
@@ -91,21 +91,29 @@ class Address:
     def url(self) -> str:
         return f"http://127.0.0.1:{PORT}"
 
+    @property
+    def side_url(self) -> str:
+        """Leads to the rollout of side requests."""
+        return f"{self.url}/side"
+
 
 @contextlib.asynccontextmanager
-async def open_address(base_url: str, api_key: str, max_answers: int) -> AsyncIterator[Address]:
-    """Open an address that leads to one rollout.
+async def open_address(
+    base_url: str, api_key: str, max_answers: int, *, side_url: str | None = None
+) -> AsyncIterator[Address]:
+    """Open an address that leads to one rollout, and to another one for what an agent asks besides.
 
     Args:
         base_url: the rollout's base URL at the server, with `/v1`.
         api_key: the server's key. It stays in this process.
         max_answers: answers of the model after which nothing more is asked.
+        side_url: base URL of the rollout for side requests; by default they belong to the same one.
     """
     with tempfile.TemporaryDirectory(prefix=f"art-address-{owner()}-") as private:
         folder = Path(private, "mounted")  # the folder above keeps other users of this machine out
         os.mkdir(folder)
         address = Address(folder)
-        relay = _Relay(base_url.removesuffix("/v1"), api_key, max_answers, address)
+        relay = _Relay(base_url, side_url or base_url, api_key, max_answers, address)
         server = await asyncio.start_unix_server(relay.serve, folder / _SOCKET, limit=_MAX_HEAD_BYTES)
         os.chmod(folder / _SOCKET, 0o666)
         try:
@@ -120,8 +128,9 @@ async def open_address(base_url: str, api_key: str, max_answers: int) -> AsyncIt
 class _Relay:
     """Sends the requests of one container on. Each has a connection of its own, so that every head is read."""
 
-    def __init__(self, base_url: str, api_key: str, max_answers: int, address: Address) -> None:
-        self._there, self._key, self._max_answers, self._address = urlsplit(base_url), api_key, max_answers, address
+    def __init__(self, base_url: str, side_url: str, api_key: str, max_answers: int, address: Address) -> None:
+        self._key, self._max_answers, self._address = api_key, max_answers, address
+        self._there, self._side = (urlsplit(url.removesuffix("/v1")) for url in (base_url, side_url))
         self._tls = ssl.create_default_context() if self._there.scheme == "https" else None
         self._num_awaited = 0
         """Answers of the model that have not begun."""
@@ -152,15 +161,16 @@ class _Relay:
         if "transfer-encoding" in by_name:
             writer.write(_answer("411 Length Required", "expected a content-length"))
             return
-        method, path, query = request.groups("")
+        method, side, path, query = request.groups("")
         asks_model = method == "POST" and not path.endswith("/count_tokens")
         if asks_model and self._address.num_answers + self._num_awaited >= self._max_answers:
             if not self._num_awaited:
                 self._address.used_up.set()
             writer.write(_answer("403 Forbidden", f"the rollout has used up its {self._max_answers} answers"))
             return
+        rollout = (self._side if side else self._there).path
         head = [
-            f"{method} {self._there.path}{path}{query} HTTP/1.1", f"Host: {self._there.netloc}", "Connection: close",
+            f"{method} {rollout}{path}{query} HTTP/1.1", f"Host: {self._there.netloc}", "Connection: close",
             f"Authorization: Bearer {self._key}", f"Content-Length: {length}",
             *(f"{name}: {value}" for name, value in by_name.items() if name in _KEPT),
         ]  # fmt: skip

@@ -2,7 +2,7 @@
 
     harness = find_harness("claude-code")          # or "command:my-agent --yes"
     dockerfile = harness.dockerfile(image)         # a layer on the task's image
-    launch = harness.launch(Start(address="http://127.0.0.1:8817", model="tasks/agent@3", max_context=32768))
+    launch = harness.launch(Start(address=..., side_address=..., model="tasks/agent@3", max_context=32768))
 
 Each agent has a module of its own with a `HARNESS`. An agent runs in a container without network, where `address` leads
 to the rollout alone (`art_agents.address`). It needs a key to start at all, and `NO_KEY` is it; the address adds the
@@ -34,6 +34,8 @@ class Start:
 
     address: str
     """URL without a path that answers as the rollout, in the container. All dialects are below `/v1`."""
+    side_address: str
+    """The same for side requests: what an agent asks besides the task, such as a title."""
     model: str
     """Name of the model, such as `project/name@step`."""
     max_context: int
@@ -61,6 +63,8 @@ class Harness:
     package: str
     version: str
     launch: Callable[[Start], Launch]
+    side_requests: str = ""
+    """What it asks besides the task at `side_address`, and has no switch against."""
 
     def dockerfile(self, image: str) -> str:
         """The Dockerfile that adds the agent to a task's image, which must have bash and be of Debian's family unless

@@ -9,13 +9,16 @@ from art_agents.harness import HOME, INSTRUCTION, NO_KEY, PREFIX, Harness, Launc
 
 def launch(start: Start) -> Launch:
     about = {"tool_call": True, "limit": {"context": start.max_context, "output": start.max_context // 4}}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{start.address}/v1", "apiKey": NO_KEY},
-        "models": {start.model: about},
+    providers = {
+        name: {
+            "npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{address}/v1", "apiKey": NO_KEY},
+            "models": {start.model: about},
+        } for name, address in (("art", start.address), ("side", start.side_address))
     }  # fmt: skip
     model = f"art/{start.model}"
     config = {
-        "model": model, "small_model": model, "provider": {"art": provider}, "autoupdate": False, "share": "disabled",
+        "model": model, "small_model": f"side/{start.model}", "provider": providers, "autoupdate": False,
+        "share": "disabled",
         "permission": {"edit": "allow", "bash": "allow", "webfetch": "deny"},
     }  # fmt: skip
     return Launch(
@@ -25,4 +28,6 @@ def launch(start: Start) -> Launch:
     )
 
 
-HARNESS = Harness(name="opencode", installer="npm", package="opencode-ai", version="1.18.33", launch=launch)
+HARNESS = Harness(
+    name="opencode", installer="npm", package="opencode-ai", version="1.18.33", launch=launch, side_requests="titles"
+)

@@ -13,6 +13,13 @@ task.toml           time limits, resources, variables
 environment/        a Dockerfile and the files that it copies, unless task.toml names an image
 tests/test.sh       writes the reward to /logs/verifier/reward.txt or reward.json
 solution/solve.sh   a solution; only the scripted player sees it
+
+A plain folder is enough where one image does for all tasks:
+
+task.toml           as above, with the `instruction`; the image is `PLAIN_IMAGE` unless it names another
+files/              what the agent finds in /app
+check.sh            exits with 0 if it is done; may write a reward as above
+solve.sh            a solution
 """
 
 from __future__ import annotations
@@ -61,6 +68,9 @@ from art_agents.run import run_agent
 if TYPE_CHECKING:
     from art.model import Model
 
+PLAIN_IMAGE = "docker.io/library/python:3.12-slim"
+"""Image of a plain folder."""
+PLAIN_WORKDIR = "/app"
 INSTEAD = "Let Harbor run this one and point its agent at ART's address: docs/rollouts.md"
 _FETCHES = re.compile(
     r"\b(apt-get|apt|apk|yum|dnf)\s+(-\S+\s+)*(install|add|update)|\b(uvx|npx)\b|\buv\s+(pip|tool|add|sync)\b"
@@ -130,6 +140,8 @@ class TaskToml(_Section):
 
     model_config = ConfigDict(title="task.toml")
 
+    instruction: str | None = None
+    """Of a plain folder, unless it has a file instruction.md."""
     environment: EnvironmentSection = EnvironmentSection()
     agent: AgentSection = AgentSection()
     verifier: VerifierSection = VerifierSection()
@@ -154,18 +166,29 @@ class TaskFolder:
     def name(self) -> str:
         return self.path.name
 
+    @property
+    def is_plain(self) -> bool:
+        return (self.path / "check.sh").is_file()
+
+    def files(self) -> bytes | None:
+        """What a plain folder puts into the container at its start."""
+        folder, workdir = self.path / "files", self.settings.environment.workdir
+        return _pack(folder, str(workdir).strip("/")) if self.is_plain and folder.is_dir() else None
+
     def tests(self) -> bytes:
-        return _pack(self.path / "tests")
+        """The tests below /tests."""
+        return _pack(self.path / "check.sh", "tests/test.sh") if self.is_plain else _pack(self.path / "tests", "tests")
 
     def solution(self) -> bytes:
         """The solution's files below /solution.
 
         Raises:
-            ConfigError: the task has no `solution/solve.sh`.
+            ConfigError: the task has no solve.sh.
         """
-        if not (self.path / "solution" / "solve.sh").is_file():
-            raise ConfigError(f"{self.path} has no solution/solve.sh, so it has no scripted player")
-        return _pack(self.path / "solution")
+        solve = self.path / ("solve.sh" if self.is_plain else "solution/solve.sh")
+        if not solve.is_file():
+            raise ConfigError(f"{self.path} has no {solve.relative_to(self.path)}, so it has no scripted player")
+        return _pack(solve, "solution/solve.sh") if self.is_plain else _pack(solve.parent, "solution")
 
 
 def find_folders(path: Path) -> list[TaskFolder]:
@@ -199,23 +222,34 @@ def read_folder(path: Path) -> TaskFolder:
         raise ConfigError(f"{path}/task.toml cannot be read: {error}") from error
     if files := [file.name for file in (path / "environment").glob("*compose*.y*ml")]:
         raise ConfigError(f"{path}/environment/{files[0]} asks for several containers. {INSTEAD}")
-    instruction, test = path / "instruction.md", path / "tests" / "test.sh"
+    is_plain = (path / "check.sh").is_file()
+    instruction, test = path / "instruction.md", path / ("check.sh" if is_plain else "tests/test.sh")
     for file in (instruction, test):
-        if not file.is_file():
+        if not file.is_file() and (file == test or settings.instruction is None):
             raise ConfigError(f"{path} has no {file.relative_to(path)}")
+    if instruction.is_file() and settings.instruction is not None:
+        raise ConfigError(f"{path} has two instructions: instruction.md, and `instruction` in task.toml")
     for number, line in enumerate(test.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.lstrip().startswith("#") and (match := _FETCHES.search(line)):
             raise ConfigError(
                 f"{test}, line {number}: {line.strip()[:200]}\n`{match[0].strip()}` takes something from the network, "
                 f"and commands here have none. Let the Dockerfile install what the tests need. {INSTEAD}"
             )
-    if settings.environment.docker_image is None and not (path / "environment" / "Dockerfile").is_file():
-        raise ConfigError(f"{path} has no environment/Dockerfile, and its task.toml names no `docker_image`")
-    return TaskFolder(path=path, instruction=instruction.read_text(encoding="utf-8").strip(), settings=settings)
+    environment = settings.environment
+    if environment.docker_image is None and not (path / "environment" / "Dockerfile").is_file():
+        if not is_plain:
+            raise ConfigError(f"{path} has no environment/Dockerfile, and its task.toml names no `docker_image`")
+        environment = environment.model_copy(update={"docker_image": PLAIN_IMAGE})
+    if is_plain:
+        environment = environment.model_copy(update={"workdir": environment.workdir or PLAIN_WORKDIR})
+    return TaskFolder(
+        path=path, instruction=settings.instruction or instruction.read_text(encoding="utf-8").strip(),
+        settings=settings.model_copy(update={"environment": environment}),
+    )  # fmt: skip
 
 
-def _pack(folder: Path) -> bytes:
-    """Pack a folder, as one at the root, into a tar archive whose files belong to root."""
+def _pack(path: Path, name: str) -> bytes:
+    """Pack a file or folder, by this name below the root, into a tar archive whose files belong to root."""
 
     def belong_to_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
@@ -224,7 +258,7 @@ def _pack(folder: Path) -> bytes:
 
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.add(folder, arcname=folder.name, filter=belong_to_root)
+        archive.add(path, arcname=name, filter=belong_to_root)
     return packed.getvalue()
 
 
@@ -260,6 +294,8 @@ class HarborOptions(TaskOptions):
     agent: str | None = None
     """A coding agent that does the tasks as it is, such as claude-code or "command:my-agent"; see docs/agents.md. By
     default the model is asked with the tools `bash` and `submit`."""
+    train_side_requests: bool = False
+    """Whether what the agent asks besides the task, such as a title, belongs to its rollout and is trained."""
     max_turns: int = Field(default=30, ge=1)
     """Largest number of answers of the model."""
     command_timeout: float = Field(default=120.0, gt=0)
@@ -323,6 +359,10 @@ class HarborTask(PlacedTask):
         self._images: dict[str, str] = {}
         self._splits = split_names(self.folders)
         self._harness = None if self.options.agent is None else find_harness(self.options.agent)
+        if self.options.train_side_requests and not (self._harness and self._harness.side_requests):
+            raise ConfigError(
+                f"`train_side_requests` has no effect on `agent` {self.options.agent!r}, which makes none: leave it out"
+            )
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def place_name(self) -> str:
@@ -374,6 +414,7 @@ class HarborTask(PlacedTask):
                 metrics={"num_turns": 0, "num_commands": 0, "num_failed_commands": 0, "malformed_calls": 0},
             )  # fmt: skip
             async with self._engine.open(image, limits) as container:
+                await _prepare(folder, container)
                 work = _Work(folder, container, self.options)
                 ending = await self._work(model, trajectory, work, derive_seed(scenario.seed, rollout_index), step)
                 ending, trajectory.reward, parts = await check(folder, container, ending)
@@ -401,17 +442,21 @@ class HarborTask(PlacedTask):
         if not isinstance(model, TrainableModel):
             raise ConfigError(f"{harness.name} needs a model whose requests an ART server records, a TrainableModel")
         folder, rollout_id = self.folders[scenario.inputs["task"]], f"{harness.name}-{uuid.uuid4().hex}"
-        environment, base_url = folder.settings.environment, model.rollout_base_url(rollout_id)
+        environment, side_id = folder.settings.environment, f"{rollout_id}-side"
         started = datetime.now(UTC)
-        await model.put_rollout(rollout_id, sampling={"temperature": 1.0})
+        for name in (rollout_id, side_id) if harness.side_requests else (rollout_id,):
+            await model.put_rollout(name, sampling={"temperature": 1.0})
+        url, side_url = (model.rollout_base_url(name) for name in (rollout_id, side_id))
         max_context = (await model.backend().get_status(model)).max_context or _SMALL_CONTEXT
         async with (
-            open_address(base_url, model.inference_api_key or "", self.options.max_turns) as address,
+            open_address(url, model.inference_api_key or "", self.options.max_turns, side_url=side_url) as address,
             self._engine.open(image, limits, mount=(address.folder, MOUNT)) as container,
         ):
+            await _prepare(folder, container)
             run = await run_agent(
                 harness, container, address, folder.instruction, model_name=model.get_inference_name(step),
-                max_context=max_context, cwd=environment.workdir, env=environment.env,
+                max_context=max_context, trains_side_requests=self.options.train_side_requests,
+                cwd=environment.workdir, env=environment.env,
                 timeout_s=folder.settings.agent.timeout_sec,
             )  # fmt: skip
             ending, reward, parts = await check(folder, container, run.ending)
@@ -493,6 +538,14 @@ class _Work:
         return f"{shown}\n[exit code {finished.code}]".lstrip() if finished.code else shown or "[no output]"
 
 
+async def _prepare(folder: TaskFolder, container: Container) -> None:
+    """Put what a plain folder begins with into a fresh container."""
+    if folder.is_plain:
+        await container.run(f"mkdir -p {shlex.quote(str(folder.settings.environment.workdir))}", timeout_s=30)
+        if (files := folder.files()) is not None:
+            await container.put(files)
+
+
 async def check(folder: TaskFolder, container: Container, ending: str) -> tuple[str, float, dict[str, float]]:
     """End all processes of the agent and run the verifier. Returns how the rollout ended, with reward and metrics."""
     await container.kill_all()
@@ -503,6 +556,9 @@ async def check(folder: TaskFolder, container: Container, ending: str) -> tuple[
 
 async def verify(folder: TaskFolder, container: Container) -> tuple[float, dict[str, float]]:
     """Run the verifier of a task. Returns the reward, and the values of `reward.json` as metrics.
+
+    The check of a plain folder says by its exit code whether the task is done. What it wrote holds only if it is, so
+    that a program which it runs cannot write the reward.
 
     Raises:
         ToolServerError: it wrote no reward, or none that is a number.
@@ -518,6 +574,8 @@ async def verify(folder: TaskFolder, container: Container) -> tuple[float, dict[
     written = await container.run(read, timeout_s=30)
     how = f"timed out after {verifier.timeout_sec:g} s" if done.timed_out else f"ended with code {done.code}"
     tail = f"tests/test.sh of {folder.path} {how}: {done.output.strip()[-1500:]}"
+    if folder.is_plain and (done.code or written.code):
+        return float(done.code == 0), {}
     if done.timed_out or written.code:
         raise ToolServerError(f"the verifier wrote no reward to {_LOGS}/reward.txt or reward.json; {tail}")
     try:

@@ -79,7 +79,12 @@ async def test_it_does_a_task_and_all_that_it_asked_is_recorded(
     await served.policy.put_rollout(rollout_id, sampling={"temperature": 1.0})  # aider asks for 0
     base_url = served.policy.rollout_base_url(rollout_id)
     async with (
-        open_address(base_url, served.policy.inference_api_key or "", 20) as address,
+        open_address(
+            base_url,
+            served.policy.inference_api_key or "",
+            20,
+            side_url=served.policy.rollout_base_url(f"{rollout_id}-side"),
+        ) as address,
         containers.open(image, Limits(), mount=(address.folder, MOUNT)) as container,
     ):
         await container.put(pack(about.files))
@@ -99,3 +104,5 @@ async def test_it_does_a_task_and_all_that_it_asked_is_recorded(
     exchanges = served.app.bench.recorder.by_rollout(rollout_id, "games")
     assert len(exchanges) >= (1 if harness.name == "aider" else 2)
     assert all(exchange.temperature > 0 for exchange in exchanges)
+    side = served.app.bench.recorder.by_rollout(f"{rollout_id}-side", "games")
+    assert bool(side) == bool(harness.side_requests)

@@ -40,10 +40,9 @@ def folder(tmp_path: Path) -> Path:
     """A task that no random model does."""
     task = tmp_path / "write"
     for name, text in {
-        "task.toml": 'version = "1.0"\n[agent]\ntimeout_sec = 600.0\n[environment]\nbuild_timeout_sec = 900.0\n',
-        "instruction.md": "Write hello into answer.txt.\n",
-        "environment/Dockerfile": f"FROM {BASE}\nWORKDIR /app\n",
-        "tests/test.sh": "test -f /app/answer.txt; echo $((1 - $?)) > /logs/verifier/reward.txt\n",
+        "task.toml": 'instruction = "Write hello into answer.txt."\n[agent]\ntimeout_sec = 600.0\n'
+        f'[environment]\nbuild_timeout_sec = 900.0\ndocker_image = "{BASE}"\n',
+        "check.sh": "test -f answer.txt\n",
     }.items():
         (task / name).parent.mkdir(parents=True, exist_ok=True)
         (task / name).write_text(text)

@@ -335,6 +335,18 @@ REFUSED = {
 }
 
 
+async def test_side_requests_reach_the_rollout_for_them() -> None:
+    upstream = Upstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/rollouts/"
+    async with server, open_address(f"{url}mine/v1", "the-key", 5, side_url=f"{url}side/v1") as address:
+        for _ in range(2):
+            await send(address.folder / "rollout", NEXT)
+            await send(address.folder / "rollout", NEXT.replace(b"/v1", b"/side/v1"))
+    paths = [received.split(b" ")[1] for received in upstream.received]
+    assert paths == [b"/rollouts/mine/v1/messages", b"/rollouts/side/v1/messages"] * 2
+
+
 @pytest.mark.parametrize("name", REFUSED)
 async def test_what_could_be_read_in_two_ways_is_refused(name: str) -> None:
     async with addressed() as (upstream, path):

@@ -151,7 +151,7 @@ def test_a_cluster_that_is_not_there(tmp_path: Path, address: str, problem: str)
 async def test_a_node_that_comes_later_gives_room(cluster: RayNodes, tiny_model: Path, tmp_path: Path) -> None:
     config = ServerConfig(cluster="ray", room_timeout_s=120.0)
     async with art.LocalBackend(path=tmp_path, server_config=config, show_page=False) as backend:
-        registering = asyncio.create_task(registered(backend, tiny_model, settings(ranks=4)))
+        registering = asyncio.create_task(registered(backend, tiny_model, settings(ranks=5)))
         await asyncio.sleep(1)
         client = await backend._connection()
         async with asyncio.timeout(60):
@@ -160,7 +160,7 @@ async def test_a_node_that_comes_later_gives_room(cluster: RayNodes, tiny_model:
                 if trainer and trainer["problem"]:
                     break
                 await asyncio.sleep(0.2)
-        assert "needs 1 CPU + 1 CPU + 1 CPU + 1 CPU, each on one node" in trainer["problem"]
+        assert "needs 1 CPU + 1 CPU + 1 CPU + 1 CPU + 1 CPU, each on one node" in trainer["problem"]
         node = await asyncio.to_thread(cluster.add, 2)
         try:
             await registering

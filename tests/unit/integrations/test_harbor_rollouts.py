@@ -159,6 +159,32 @@ async def test_what_was_done_counts_however_a_rollout_ends(
     assert trajectory.reward == 1.0
 
 
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    """A plain folder that wants a file."""
+    folder = tmp_path / "plain"
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / "a.txt").write_text("given\n")
+    (folder / "task.toml").write_text(f'instruction = "Copy a.txt to b.txt."\n[environment]\ndocker_image = "{BASE}"\n')
+    (folder / "check.sh").write_text("cmp a.txt b.txt\n")
+    (folder / "solve.sh").write_text("cp a.txt b.txt\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("code", "written", "reward"),
+    [(0, (9, ""), 1.0), (1, (9, ""), 0.0), (0, (0, "0.5"), 0.5), (1, (0, "1"), 0.0), (137, (0, "1"), 0.0)],
+)
+async def test_the_exit_code_of_a_plain_check_decides(
+    plain: Path, table: dict[str, Finished], code: int, written: tuple[int, str], reward: float
+) -> None:
+    table["reward.txt"] = Finished(code=written[0], output=written[1], timed_out=False)
+    table["bash /tests/test.sh"] = Finished(code=code, output="", timed_out=code == 137)
+    trajectory = await roll_out(plain)
+    assert trajectory.reward == reward
+    assert str(trajectory.messages()[1]["content"]) == "Copy a.txt to b.txt.\n\nWorking directory: /app"
+
+
 @pytest.mark.parametrize(
     ("test", "reward", "said"),
     [
