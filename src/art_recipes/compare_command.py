@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from art.cli.arguments import TASK_HELP, add_task_options, options_of
-from art.cli.output import EXIT_NO_SCORE, run_coroutine
+from art.cli.output import EXIT_NO_SCORE, EXIT_WORSE, run_coroutine
 from art.client.terminal import EXIT_INTERRUPTED, stopped
 from art.costs import TokenPrice
 from art.errors import ConfigError
@@ -65,6 +65,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     what = ("held_out", "rollouts", "seed", "split", "reference", "data_dir", "out")
     add_settings(parser, CompareConfig, *what)
+    parser.add_argument(
+        "--require", type=float, metavar="LOW",
+        help="end with exit code 5 unless each model's difference from the reference has a low end of at least LOW: "
+        "0 for certainly better, --require=-0.05 for certainly not worse by 0.05",
+    )  # fmt: skip
     asking = parser.add_argument_group("requests", "how models are asked")
     add_settings(asking, CompareConfig, "concurrency", "call_timeout", "attempts", "rollout_timeout", "max_tokens")
     costs = parser.add_argument_group("costs", "a price that is not known is shown as such, never as 0")
@@ -96,7 +101,23 @@ def run(args: argparse.Namespace) -> int:
     _show(console, result, folder)
     if config.out is None:
         print_page_line(console, data_dir)
-    return EXIT_NO_SCORE if any(row.headline is None for row in result.models) else 0
+    if any(row.headline is None for row in result.models):
+        return EXIT_NO_SCORE
+    worse = [] if args.require is None else _worse(result, args.require)
+    for line in worse:
+        console.print(line, style="red", highlight=False, soft_wrap=True)
+    return EXIT_WORSE if worse else 0
+
+
+def _worse(comparison: ModelComparison, require: float) -> list[str]:
+    """Say which models miss a requirement on their difference from the reference."""
+    lines = []
+    for row in comparison.models:
+        found = row.difference
+        if row.label != comparison.reference and (found is None or found.low is None or found.low < require):
+            said = "unknown" if found is None else found.text(sign=True)
+            lines.append(f"{row.label} minus {comparison.reference}: {said}; the low end must be {require:+g} or above")
+    return lines
 
 
 def _task(

@@ -22,6 +22,8 @@ EXIT_BUDGET = 3
 """Exit code if the budget ended the run: it is neither complete nor a failure."""
 EXIT_NO_SCORE = 4
 """Exit code if a comparison has a model without a score, because none of its rollouts worked."""
+EXIT_WORSE = 5
+"""Exit code if a comparison's `--require` is not met."""
 EXIT_PIPE = 141
 """Exit code that shells report for a program that SIGPIPE ended."""
 

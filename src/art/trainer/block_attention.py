@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 QUERIES_AT_ONCE = 96
 """Queries of a block. Smaller ones need more calls, larger ones compute more scores in vain: 64 and 128 took up to a
@@ -36,6 +37,13 @@ class QueryBlock:
     """The keys, as runs [start, end) of the layout. Slices are copied and added several times faster than rows."""
     hidden: Tensor
     """[N, W] 0, or -inf where a query does not attend a key, of the last W keys; all queries attend the keys before."""
+
+    is_chain: bool
+    """Whether each query sees all tokens before it."""
+
+    @property
+    def num_scores(self) -> int:
+        return (self.end - self.start) * sum(end - start for start, end in self.runs)
 
     def gather(self, rows: Tensor) -> Tensor:
         """Take the keys' rows from `rows` [G, T, D]; returns [G, K, D]."""
@@ -69,9 +77,9 @@ def split_queries(positions: Tensor, subtree_end: Tensor, window: int | None) ->
         some_miss = np.flatnonzero(~attends.all(axis=0))
         first = int(some_miss[0]) if len(some_miss) else len(keys) - 1
         hidden = torch.zeros(end - start, len(keys) - first)
-        blocks.append(
-            QueryBlock(start, end, runs, hidden.masked_fill_(torch.from_numpy(~attends[:, first:]), -torch.inf))
-        )
+        hidden.masked_fill_(torch.from_numpy(~attends[:, first:]), -torch.inf)
+        is_chain = window is None and place[end - 1] == end - 1  # so all tokens before are on its path from the root
+        blocks.append(QueryBlock(start, end, runs, hidden, is_chain))
     return blocks
 
 
@@ -82,13 +90,41 @@ def attend_in_blocks(
 
     query [1, H, T, D], key [1, G, T, D], value [1, G, T, E]; returns [1, T, H, E]. `sinks` [H] are logits that take
     part in the softmax and have no value.
+
+    The tokens before the first branching are a plain causal sequence. Where it is long, as the prompt of a coding
+    agent, torch's own kernel computes it: no score leaves the cache.
     """
-    out: Tensor = _BlockAttention.apply(query[0], key[0], value[0], sinks, blocks, scale)
-    return out[None]
+    num_chain = sum(block.is_chain for block in blocks) if _bytes_of_scores(query, blocks) > _KEEP_BYTES else 0
+    if sinks is not None or query.shape[-1] != value.shape[-1]:  # there torch would compute all scores at once
+        num_chain = 0
+    out: Tensor = _BlockAttention.apply(query[0], key[0], value[0], sinks, blocks[num_chain:], scale)[None]
+    if not num_chain:
+        return out
+    end, times = blocks[num_chain - 1].end, query.shape[1] // key.shape[1]
+    keys, values = (x[:, :, :end].float().repeat_interleave(times, dim=1) for x in (key, value))
+    chain = scaled_dot_product_attention(query[:, :, :end].float(), keys, values, is_causal=True, scale=scale)
+    return torch.cat([_WithoutZeros.apply(chain.transpose(1, 2)).to(query.dtype), out[:, end:]], dim=1)
+
+
+def _bytes_of_scores(query: Tensor, blocks: Sequence[QueryBlock]) -> int:
+    return 4 * int(query.shape[-3]) * sum(block.num_scores for block in blocks)
+
+
+class _WithoutZeros(torch.autograd.Function):  # type: ignore[misc]  # as above
+    """The same values, whose gradient stops here if it is 0: that of a prompt in the last layer, where nothing follows
+    from it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor | None:
+        return grads[0] if bool(grads[0].any()) else None
 
 
 class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by the type checker
-    """query [H, T, D], key [G, T, D], value [G, T, E] and optional sinks [H] give [T, H, E].
+    """query [H, T, D], key [G, T, D], value [G, T, E] and optional sinks [H] give [T, H, E], 0 outside of `blocks`.
 
     The backward pass is that of softmax attention, block by block. A sink is a key whose value is 0, so its gradient dp
     is 0 too, and the formulas for the other keys do not change.
@@ -108,18 +144,16 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
         queries = query.float().mul(scale).unflatten(0, by_group)  # [G, R, T, D]
         key_rows, value_rows = key.float(), value.float()
         sink_rows = None if sinks is None else sinks.float().view(*by_group)  # [G, R]
-        out = queries.new_empty(*queries.shape[:-1], value.shape[-1])
+        out = queries.new_zeros(*queries.shape[:-1], value.shape[-1])
         kept: list[Tensor] = []
-        kept_bytes = 0
+        # Long contexts do not fit: then nothing is kept, and the backward pass computes all of them again.
+        keeps = _bytes_of_scores(query, blocks) <= _KEEP_BYTES
         for block in blocks:
             own = slice(block.start, block.end)
             p = _probabilities(queries[:, :, own], block.gather(key_rows), block, sink_rows)
             out[:, :, own] = torch.bmm(p, block.gather(value_rows)).view_as(out[:, :, own])
-            # Long contexts do not fit: then nothing is kept, and the backward pass computes all of them again.
-            kept_bytes += p.nbytes
-            if kept_bytes <= _KEEP_BYTES:
+            if keeps:
                 kept.append(p)
-        kept = kept if kept_bytes <= _KEEP_BYTES else []
         ctx.save_for_backward(queries, key_rows, value_rows, out, sink_rows, *kept)
         ctx.blocks, ctx.scale, ctx.dtypes = blocks, scale, (query.dtype, key.dtype, value.dtype)
         return out.flatten(0, 1).transpose(0, 1).to(query.dtype)
@@ -130,11 +164,13 @@ class _BlockAttention(torch.autograd.Function):  # type: ignore[misc]  # torch i
         grad_out = grads[0].float().transpose(0, 1).unflatten(0, (len(key_rows), -1))
         # The softmax's backward pass subtracts sum(p * dp) over a query's keys from dp. That sum is out . grad_out.
         dots = (out * grad_out).sum(-1, keepdim=True)
-        grad_queries = torch.empty_like(queries)
+        grad_queries = torch.zeros_like(queries)
         grad_keys, grad_values = torch.zeros_like(key_rows), torch.zeros_like(value_rows)
         grad_sinks = None if sink_rows is None else torch.zeros_like(sink_rows)
         for number, block in enumerate(ctx.blocks):
             own = slice(block.start, block.end)
+            if not grad_out[:, :, own].any():  # as above
+                continue
             rows, douts, block_dots = (x[:, :, own].flatten(1, 2) for x in (queries, grad_out, dots))
             keys, values = block.gather(key_rows), block.gather(value_rows)
             p = kept[number] if kept else _probabilities(queries[:, :, own], keys, block, sink_rows)

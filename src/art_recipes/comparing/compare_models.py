@@ -113,7 +113,12 @@ def locate(model: ComparedModel, data_dir: Path) -> ModelPlace:
 def _checkpoint_path(model: Checkpoint, data_dir: Path) -> Path:
     folder = DataDir(data_dir).model(model.project, model.name).checkpoints
     steps = checkpoints.list_steps(folder)
-    step = max(steps, default=None) if model.step == "latest" else model.step
+    step: Any = max(steps, default=None) if model.step == "latest" else model.step
+    if step == "promoted":
+        found = _read_row(model, data_dir, "SELECT step FROM promoted WHERE project = ? AND name = ?")
+        if found is None:
+            raise ConfigError(f"{model.label!r}: no checkpoint of {model.project}/{model.name} was promoted")
+        (step,) = found
     if step is None or step not in steps:
         raise ConfigError(
             f"{model.label!r}: {model.project}/{model.name} has no checkpoint of step {model.step} in {data_dir}; it "
@@ -202,21 +207,25 @@ def _running_server(data_dir: DataDir) -> tuple[str, str] | None:
 
 def registered(model: Checkpoint, data_dir: Path) -> tuple[str, ModelSettings]:
     """Return base model and settings that a model was registered with."""
-    paths = DataDir(data_dir)
-    if paths.database.exists():
-        with closing(sqlite3.connect(f"{paths.database.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            try:
-                check_format(database, paths.database)
-                row = database.execute(
-                    "SELECT base_model, settings FROM models WHERE project = ? AND name = ?",
-                    (model.project, model.name),
-                ).fetchone()
-            except sqlite3.Error:
-                row = None
-        if row is not None:
-            return str(row[0]), ModelSettings.model_validate(json.loads(row[1]))
+    row = _read_row(model, data_dir, "SELECT base_model, settings FROM models WHERE project = ? AND name = ?")
+    if row is not None:
+        return str(row[0]), ModelSettings.model_validate(json.loads(row[1]))
     state = checkpoints.read_state(_checkpoint_path(model, data_dir))
     return state.base_model, ModelSettings.model_validate({"lora": state.lora})
+
+
+def _read_row(model: Checkpoint, data_dir: Path, query: str) -> tuple[Any, ...] | None:
+    """Read what the database has of a model; `None` if it has nothing, or there is none."""
+    paths = DataDir(data_dir)
+    if not paths.database.exists():
+        return None
+    with closing(sqlite3.connect(f"{paths.database.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        try:
+            check_format(database, paths.database)
+            row: tuple[Any, ...] | None = database.execute(query, (model.project, model.name)).fetchone()
+        except sqlite3.Error:
+            return None
+    return row
 
 
 OnUpdate = Callable[[ModelComparison], None]

@@ -76,7 +76,7 @@ class Checkpoint(ComparedModel):
 
     project: str
     name: str
-    step: int | Literal["latest"] = "latest"
+    step: int | Literal["latest", "promoted"] = "latest"
     """0 is the model before training."""
 
 
@@ -189,8 +189,8 @@ def parse_model(text: str, data_dir: Path) -> ComparedModel:
 
 def _checkpoint(text: str, data_dir: Path) -> Checkpoint:
     model, _, step = text.rpartition("@")
-    if step != "latest" and not step.isdecimal():
-        raise ConfigError(f"{text!r}: the step of a checkpoint is a number or `latest`, got {step!r}")
+    if step not in ("latest", "promoted") and not step.isdecimal():
+        raise ConfigError(f"{text!r}: the step of a checkpoint is a number, `latest` or `promoted`, got {step!r}")
     project, _, name = model.rpartition("/")
     validate_name(name, param="models")
     if not project:
@@ -207,4 +207,4 @@ def _checkpoint(text: str, data_dir: Path) -> Checkpoint:
         project = folders[0].parent.parent.name
     if not DataDir(data_dir).model(project, name).checkpoints.is_dir():
         raise ConfigError(f"{text!r}: there is no model {project}/{name} in the data directory {data_dir}")
-    return Checkpoint(label=text, project=project, name=name, step="latest" if step == "latest" else int(step))
+    return Checkpoint(label=text, project=project, name=name, step=int(step) if step.isdecimal() else step)  # type: ignore[arg-type]

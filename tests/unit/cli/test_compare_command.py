@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from art.cli.main import main
-from art.cli.output import EXIT_NO_SCORE
+from art.cli.output import EXIT_NO_SCORE, EXIT_WORSE
 from art.testing.scripted_server import ScriptedServer, failure
 from art_recipes.comparing.model_comparison import read_comparison
 from tests.support.parity import Server
@@ -31,6 +31,19 @@ def test_a_table_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for text in (weak_row.headline.text(), weak_row.difference.text(sign=True), "no price", "20 of 20", "art view"):
         assert text in out
     assert (comparison.reference, comparison.num_scenarios) == ("good", 20)
+
+
+@pytest.mark.parametrize(("require", "code"), [("-1", 0), ("-0.1", EXIT_WORSE)])
+def test_a_requirement_on_the_difference_is_an_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], require: str, code: int
+) -> None:
+    with ScriptedServer(Server()) as good, ScriptedServer(Server(skill=0.5)) as weak:
+        models = f"good={good.base_url},weak={weak.base_url}"
+        asked = ["compare", TASK, "--models", models, "--held-out", "20", f"--require={require}"]
+        assert main([*asked, "--data-dir", str(tmp_path)]) == code
+    out = capsys.readouterr().out
+    assert ("weak minus good: " in out) == (code == EXIT_WORSE)
+    assert ("the low end must be -0.1 or above" in out) == (code == EXIT_WORSE)
 
 
 def test_a_model_without_a_score_is_a_row_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from art.trainer import block_attention
 from art.trainer.block_attention import split_queries
+from art.trainer.step.micro_batch import example_layout
 from art.trainer.tree import PrefixTree, build_tree
 from art.trainer.tree_attention import (
     AttentionFormula,
@@ -34,11 +35,13 @@ def plain_attention(
     return (scores.softmax(-1)[..., : key.shape[2]] @ value).transpose(1, 2)
 
 
+@pytest.mark.parametrize("keep_bytes", [2**26, 0])
 @pytest.mark.parametrize("with_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("block", [128, 3, 1])
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3), (4, 1)])
 def test_values_and_gradients_equal_plain_attention(
+    keep_bytes: int,
     with_sinks: bool,
     window: int | None,
     block: int,
@@ -46,6 +49,7 @@ def test_values_and_gradients_equal_plain_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(block_attention, "QUERIES_AT_ONCE", block)
+    monkeypatch.setattr(block_attention, "_KEEP_BYTES", keep_bytes)
     tree = random_tree(7)
     num_tokens, (num_heads, groups) = len(tree), heads
     generator = torch.Generator().manual_seed(0)
@@ -68,6 +72,29 @@ def test_values_and_gradients_equal_plain_attention(
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
         for one, other in zip(torch.autograd.grad(ours, inputs, weights), gradients, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("keep_bytes", [2**26, 0])
+def test_a_long_shared_prompt_without_losses_of_its_own(keep_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_attention, "QUERIES_AT_ONCE", 16)
+    monkeypatch.setattr(block_attention, "_KEEP_BYTES", keep_bytes)
+    layout = example_layout(200, torch.device("cpu"))
+    called = []
+    kernel = block_attention.scaled_dot_product_attention
+    monkeypatch.setattr(
+        block_attention, "scaled_dot_product_attention", lambda *x, **y: called.append(x) or kernel(*x, **y)
+    )
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, n, 200, 8, generator=generator, requires_grad=True) for n in (4, 2, 2)]
+    expected = attend_dense(*inputs, layout, AttentionFormula(0.3))
+    weights = torch.randn(expected.shape, generator=generator)
+    weights[:, :100] = 0  # the prompt, which half of the layout is
+    ours = attend_blocks(*inputs, layout, AttentionFormula(0.3))
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+    assert [x[0].shape[2] for x in called] == ([] if keep_bytes else [112]), "the prompt, and the block of its end"
+    pairs = (torch.autograd.grad(one, inputs, weights) for one in (ours, expected))
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("window", [None, 3])

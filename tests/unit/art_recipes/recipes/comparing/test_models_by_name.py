@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from art.errors import ConfigError
+from art.protocol.promotions import Decision, PromotionRecord
+from art.runtime.registry import Registry
 from art.storage.checkpoints import MANIFEST
+from art.storage.database import Database
+from art.storage.layout import DataDir
 from art_recipes.comparing.compare_models import locate
 from art_recipes.comparing.compared_models import BaseModel, Checkpoint, Endpoint, parse_model
 
@@ -63,7 +67,7 @@ def test_checkpoints_by_name_and_step(data_dir: Path) -> None:
     ("text", "says"),
     [
         ("both@0", r"has 2 models named .both.; .* There are games/agent, games/both, shop/both"),
-        ("agent@last", "number or `latest`"),
+        ("agent@last", "number, `latest` or `promoted`"),
         ("games/nobody@1", "no model games/nobody"),
         ("../agent@1", "no folder of a model"),
     ],
@@ -71,6 +75,24 @@ def test_checkpoints_by_name_and_step(data_dir: Path) -> None:
 def test_checkpoints_that_are_not_there(data_dir: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse_model(text, data_dir)
+
+
+async def test_the_promoted_step_is_that_of_the_database(data_dir: Path) -> None:
+    promoted = parse_model("agent@promoted", data_dir)
+    with pytest.raises(ConfigError, match=r"agent@promoted.*: no checkpoint of games/agent was promoted"):
+        locate(promoted, data_dir)
+    database = Database(DataDir(data_dir).database)
+    registry = Registry(database)
+    await registry.start()
+    decisions: list[tuple[int, Decision]] = [(7, "ungated"), (12, "refused")]
+    for step, decision in decisions:
+        await registry.add_decision(
+            "games",
+            "agent",
+            PromotionRecord(number=0, at=1.0, step=step, previous_step=None, decision=decision, key_id="k"),
+        )
+    database.close()
+    assert locate(promoted, data_dir).where == "games/agent@7"
 
 
 def test_a_step_that_is_not_there_names_those_that_are(data_dir: Path) -> None:
