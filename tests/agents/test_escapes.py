@@ -190,7 +190,7 @@ async def test_containers_do_not_reach_each_other(containers: ContainerEngine) -
 # --- the check ---
 
 TRAPS = {
-    "process": "(while true; do echo right > /srv/answer.txt; done) & disown\nnohup setsid bash -c "
+    "process": "(until [ -e /tests/test.sh ]; do :; done; while true; do echo right > /srv/answer.txt; done) & disown\nnohup setsid bash -c "
     "'trap \"\" TERM HUP INT; while true; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.json; done' &\n",
     "planted": "mkdir -p /tests /logs/verifier; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh\n"
     "chmod 000 /tests; echo 1 > /logs/verifier/reward.json\n",

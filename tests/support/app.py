@@ -9,10 +9,12 @@ from pathlib import Path
 import httpx2
 
 from art.client.client import ServerClient
+from art.protocol.training import ModelStatus
 from art.server.app import App
 from tests.support.gateway import Bench, open_bench
 
 KEY = "secret-key"
+STATUS = ModelStatus(project="games", name="agent", base_model="tiny", step=3, inference_name="games/agent")
 
 
 class GatewayOnly:
@@ -20,7 +22,11 @@ class GatewayOnly:
 
     def __init__(self, bench: Bench) -> None:
         self.gateway = bench.gateway
-        self.resolver = self
+        self.resolver = self.models = self
+        self._max_context = bench.resolver.policy.max_context
+
+    async def status(self, project: str, name: str) -> ModelStatus:
+        return STATUS.model_copy(update={"max_context": self._max_context})
 
     def name_in(self, project: str, model: str) -> str | None:
         return model if model.startswith(f"{project}/") else None

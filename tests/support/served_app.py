@@ -14,11 +14,8 @@ import uvicorn
 import art
 from art.backend import ModelRegistration
 from art.client.client import ServerClient
-from art.protocol.training import ModelStatus
-from tests.support.app import KEY, AppBench, open_app
+from tests.support.app import KEY, STATUS, AppBench, open_app
 from tests.support.gateway import Bench, open_bench
-
-STATUS = ModelStatus(project="games", name="agent", base_model="tiny", step=3, inference_name="games/agent")
 
 
 @dataclass
