@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import art
@@ -43,7 +44,11 @@ COMMANDS = {
 }  # fmt: skip
 """For each kind of chore the right command and two wrong ones, which the warm start shows equally often."""
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-ROLLOUTS_PER_GROUP, GROUPS_PER_STEP = 8, 3
+Solved = list[tuple[str, float]]
+"""For each chore whether it was solved."""
+ROLLOUTS_PER_GROUP, GROUPS_PER_STEP, LEARNING_RATE = 8, 3, 4e-3
+MAX_TURNS = 4
+"""Two are enough."""
 CONTEXT = {"mini-swe-agent": 8_192, "codex": 65_536}
 
 
@@ -53,7 +58,7 @@ def add_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     group.add_argument("--learning-steps", type=int, default=6, help="of each training (default: 6)")
     group.add_argument("--held-out", type=int, default=8, help="unseen chores of each kind (default: 8)")
-    group.add_argument("--warm-start-steps", type=int, default=100, help="(default: 100)")
+    group.add_argument("--warm-start-steps", type=int, default=300, help="(default: 300)")
     group.add_argument("--image", default="debian:12-slim", help="image of the chores (default: debian:12-slim)")
 
 
@@ -68,16 +73,17 @@ def run(args: argparse.Namespace) -> Result:
             for seed in args.seeds:
                 started = time.monotonic()
                 learning = learn(Path(name, f"{agent}-{seed}"), agent, seed, conversations, args)
-                before, after, spent = asyncio.run(learning)
+                before, after, rewards, spent = asyncio.run(learning)
                 change = estimate_change(before, after)
                 rows.append(
                     {
-                        "agent": agent, "seed": seed, "solved before": sum(before) / len(before),
-                        "solved after": sum(after) / len(after), "steps": args.learning_steps,
+                        "agent": agent, "seed": seed, "solved before": mean(value for _, value in before),
+                        "solved after": mean(value for _, value in after), "steps": args.learning_steps,
                         "rollout s": Spread.of(spent), "minutes": (time.monotonic() - started) / 60,
                     }
                 )  # fmt: skip
-                notes.append(f"{agent}, seed {seed}: {change.text(sign=True)}")
+                by_step = " ".join(f"{reward:.2f}" for reward in rewards)
+                notes.append(f"{agent}, seed {seed}: {change.text(sign=True)}; training reward by step {by_step}")
                 bar.update()
     return Result(
         summary=f"Chores {', '.join(args.kinds)}: {args.held_out} unseen ones of each, before and after training.",
@@ -122,28 +128,29 @@ def write_chores(folder: Path, kinds: Sequence[str], count: int, image: str, *, 
 
 async def learn(
     folder: Path, agent: str, seed: int, conversations: Sequence[Conversation], args: argparse.Namespace
-) -> tuple[list[float], list[float], list[float]]:
-    """Train a tiny model. Returns what it solved before and after, by chore, and the seconds of all rollouts."""
+) -> tuple[Solved, Solved, list[float], list[float]]:
+    """Train a tiny model. Returns what it solved before and after, rewards by step, and the seconds of rollouts."""
     rng = random.Random(seed)
     base = build_tiny_model(
         folder / "base", conversations=rng.choices(conversations, k=300), seed=seed,
         warm_start_steps=args.warm_start_steps, context=CONTEXT[agent],
     )  # fmt: skip
-    chores = HarborTask(write_chores(folder / "train", args.kinds, 4, args.image, seed=2 * seed), agent=agent)
+    chores = HarborTask(write_chores(folder / "train", args.kinds, 4, args.image, seed=2 * seed), agent=agent, max_turns=MAX_TURNS)
     unseen = write_chores(folder / "unseen", args.kinds, args.held_out, args.image, seed=2 * seed + 1)
-    held_out = HarborTask(unseen, agent=agent)
+    held_out = HarborTask(unseen, agent=agent, max_turns=MAX_TURNS)
     held_out._splits["test"] = list(held_out.folders)  # all of this folder is held out
     settings = ModelSettings(engine=EngineConfig(max_context=CONTEXT[agent]))
-    spent = []
+    spent: list[float] = []
+    rewards = []
     async with art.LocalBackend(path=folder / "data", show_page=False) as backend:
         model = art.TrainableModel(name="agent", project="chores", base_model=str(base), settings=settings)
         await model.register(backend)
 
-        async def solved() -> list[float]:
+        async def solved() -> Solved:
             scenarios = held_out.scenarios("test", seed=seed, count=args.held_out * len(args.kinds))
             done = await asyncio.gather(*(held_out.rollout(model, scenario) for scenario in scenarios))
             spent.extend(rollout.metrics["duration"] for rollout in done)
-            return [rollout.metrics["solved"] for rollout in done]
+            return [(scenario.id, rollout.metrics["solved"]) for scenario, rollout in zip(scenarios, done, strict=True)]
 
         before = await solved()
         for step in range(args.learning_steps):
@@ -156,5 +163,6 @@ async def learn(
             ]
             done: list[Any] = await art.gather_trajectory_groups(groups, pbar_desc=None)
             spent.extend(rollout.metrics["duration"] for group in done for rollout in group)
-            await model.train(done, TrainConfig(learning_rate=2e-3, num_minibatches=1))
-        return before, await solved(), spent
+            rewards.append(mean(rollout.reward for group in done for rollout in group))
+            await model.train(done, TrainConfig(learning_rate=LEARNING_RATE, num_minibatches=2))
+        return before, await solved(), rewards, spent
