@@ -160,9 +160,11 @@ def add_completion_options(parser: argparse.ArgumentParser) -> None:
 def run_completion(args: argparse.Namespace) -> int:
     """`art completion SHELL`: print what makes a shell complete commands, options and their values.
 
-    eval "$(art completion bash)"         in ~/.bashrc
-    eval "$(art completion zsh)"          in ~/.zshrc, after compinit
-    art completion fish | source          in ~/.config/fish/config.fish
+        eval "$(art completion bash)"         in ~/.bashrc
+        eval "$(art completion zsh)"          in ~/.zshrc, after compinit
+        art completion fish | source          in ~/.config/fish/config.fish
+
+    It works in the next shell that you start.
     """
     from argcomplete.shell_integration import shellcode
 
