@@ -83,7 +83,8 @@ def run(args: argparse.Namespace) -> Result:
                     }
                 )  # fmt: skip
                 by_step = " ".join(f"{reward:.2f}" for reward in rewards)
-                notes.append(f"{agent}, seed {seed}: {change.text(sign=True)}; training reward by step {by_step}")
+                learnt = f"training reward by step {by_step}"
+                notes.append(f"{agent}, seed {seed}: {change.text(sign=True)}; {learnt}")
                 bar.update()
     return Result(
         summary=f"Chores {', '.join(args.kinds)}: {args.held_out} unseen ones of each, before and after training.",
@@ -135,7 +136,9 @@ async def learn(
         folder / "base", conversations=rng.choices(conversations, k=300), seed=seed,
         warm_start_steps=args.warm_start_steps, context=CONTEXT[agent],
     )  # fmt: skip
-    chores = HarborTask(write_chores(folder / "train", args.kinds, 4, args.image, seed=2 * seed), agent=agent, max_turns=MAX_TURNS)
+    chores = HarborTask(
+        write_chores(folder / "train", args.kinds, 4, args.image, seed=2 * seed), agent=agent, max_turns=MAX_TURNS
+    )
     unseen = write_chores(folder / "unseen", args.kinds, args.held_out, args.image, seed=2 * seed + 1)
     held_out = HarborTask(unseen, agent=agent, max_turns=MAX_TURNS)
     held_out._splits["test"] = list(held_out.folders)  # all of this folder is held out

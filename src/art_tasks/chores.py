@@ -23,17 +23,16 @@ from typing import Any
 
 from art.client.rollout_context import derive_seed
 from art.errors import ConfigError
+from art_tasks.harbor_folders import PLAIN_WORKDIR
 
-WORKDIR = "/app"
-"""Where the files of a chore are in the container."""
 _CHECK = f"""#!/bin/bash
 # Exits with 1 unless all lines at the end hold. Programs run apart, without what an agent may have put into Python's
 # start or cache, and cannot read this file.
-cd {WORKDIR}
+cd {PLAIN_WORKDIR}
 rm -f "$0"
 prints() {{ [ "$(timeout 10 bash -c "$1" 2>/dev/null </dev/null)" = "$2" ] || exit 1; }}
 gives() {{
-    code="import sys; sys.path.insert(0, '{WORKDIR}'); from $1 import *; print(repr($2))"
+    code="import sys; sys.path.insert(0, '{PLAIN_WORKDIR}'); from $1 import *; print(repr($2))"
     [ "$(timeout 10 python3 -I -S -B -X pycache_prefix=/none -c "$code" 2>/dev/null </dev/null)" = "$3" ] || exit 1
 }}"""
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "joist", "kayak", "larch")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from art.errors import ConfigError
-from art_tasks.chores import KINDS, WORKDIR, make_chores, write_chores
-from art_tasks.harbor import PLAIN_IMAGE, find_folders
+from art_tasks.chores import KINDS, make_chores, write_chores
+from art_tasks.harbor_folders import PLAIN_IMAGE, PLAIN_WORKDIR, find_folders
 
 CHORES = make_chores(2 * len(KINDS))
 CODE = [name for name, chore in CHORES[: len(KINDS)] if any(path.endswith(".py") for path in chore.files)]
@@ -23,7 +23,7 @@ CODE = [name for name, chore in CHORES[: len(KINDS)] if any(path.endswith(".py")
 def run_script(script: Path, place: Path) -> int:
     """Run a script of a chore as if `place` were the working directory of a container. Returns its exit code."""
     copy = place.with_name("script.sh")
-    copy.write_text(script.read_text().replace(WORKDIR, str(place)))
+    copy.write_text(script.read_text().replace(PLAIN_WORKDIR, str(place)))
     return subprocess.run(["bash", copy], cwd=place, check=False, capture_output=True).returncode
 
 
@@ -82,7 +82,7 @@ def test_folders_are_plain_task_folders_with_their_names_and_the_same_each_time(
     for folder, (_, chore) in zip(folders, CHORES, strict=True):
         assert folder.instruction == chore.instruction
         assert folder.settings.environment.docker_image == PLAIN_IMAGE
-        assert folder.settings.environment.workdir == WORKDIR
+        assert folder.settings.environment.workdir == PLAIN_WORKDIR
     assert len({chore.kind for _, chore in CHORES}) == 20
     different = [a != b for (_, a), (_, b) in zip(CHORES[:20], CHORES[20:], strict=True)]
     assert sum(different) >= 18, "the second of a kind has other names and numbers"

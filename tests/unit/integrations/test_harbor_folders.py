@@ -8,7 +8,8 @@ import pytest
 
 from art.errors import ConfigError
 from art.task.options import read_options
-from art_tasks.harbor import HarborOptions, find_folders, read_folder, split_names
+from art_tasks.harbor import HarborOptions, split_names
+from art_tasks.harbor_folders import find_folders, read_folder
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "harbor_tasks"
 
