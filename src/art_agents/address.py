@@ -2,11 +2,11 @@
 
     agent -> 127.0.0.1:8817 in the container -> the socket that is mounted there -> this process -> ART's server
 
-The container sees one socket file, and what is sent into it can reach one rollout and nothing else: this process puts
-the rollout's path before the one that is asked for, and adds the key. So no key is in the container, and an agent
-cannot ask for another rollout, another model's project or the server's other calls. For that it must read a request
-as the server does: what could be read in two ways, it refuses; each request has a connection of its own, a body of the
-length that was declared, and the headers that a server of models needs.
+The container sees one socket file. What is sent into it reaches one rollout and, below `/side`, that of its side
+requests, and nothing else: this process puts the rollout's path before the one that is asked for, and adds the key. So
+no key is in the container, and an agent cannot ask for another rollout, another model's project or the server's other
+calls. For that it must read a request as the server does: what could be read in two ways, it refuses; each request has
+a connection of its own, a body of the length that was declared, and the headers that a server of models needs.
 """
 
 from __future__ import annotations

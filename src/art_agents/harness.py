@@ -35,7 +35,7 @@ class Start:
     address: str
     """URL without a path that answers as the rollout, in the container. All dialects are below `/v1`."""
     side_address: str
-    """The same for side requests: what an agent asks besides the task, such as a title."""
+    """The same for side requests, which an agent makes besides the task: for a title, for example."""
     model: str
     """Name of the model, such as `project/name@step`."""
     max_context: int

@@ -32,7 +32,7 @@ class Run:
 
 async def run_agent(
     harness: Harness, container: Container, address: Address, instruction: str, *, model_name: str,
-    max_context: int, trains_side_requests: bool = False,
+    max_context: int,
     cwd: str | None = None, env: Mapping[str, str] = {}, timeout_s: float,
 ) -> Run:  # fmt: skip
     """Let an agent work on an instruction until it ends, or its time or requests are used up.
@@ -41,7 +41,6 @@ async def run_agent(
         container: of an image that has the agent, with `address.folder` mounted at `address.MOUNT`.
         model_name: name by which it asks for the model.
         max_context: most tokens of prompt and answer together.
-        trains_side_requests: whether what it asks besides the task belongs to the rollout.
         cwd: folder of the task; that of the image by default.
         env: variables of the task.
 
@@ -49,10 +48,10 @@ async def run_agent(
         ToolServerError: it ended without an answer of the model, because it does not run or the server refuses what it
             asks; or it failed after the server had.
     """
-    side_url = address.url if trains_side_requests else address.side_url
-    launch = harness.launch(
-        Start(address=address.url, side_address=side_url, model=model_name, max_context=max_context)
-    )
+    start = Start(
+        address=address.url, side_address=address.side_url, model=model_name, max_context=max_context
+    )  # fmt: skip
+    launch = harness.launch(start)
     makes_home = {f"{HOME}/.art": ""}
     await container.put(pack({INSTRUCTION: instruction, **makes_home, **launch.files}))
     script = f"{forwarder(PREFIX)}\n{launch.script}"

@@ -111,7 +111,7 @@ def _code(kind: str, module: str, wrong: str, right: str, instruction: str, expr
 
 
 def _with_test(chore: Chore, module: str, lines: Sequence[str]) -> Chore:
-    """The same with a test that fails, and that the agent can run."""
+    """Add a test to a chore. It fails at first, and the agent can run it."""
     body = "\n".join(f"        {line}" for line in lines)
     test = (
         f"import unittest\n\nfrom {module} import *\n\n\nclass Test(unittest.TestCase):\n    def test(self):\n{body}\n"

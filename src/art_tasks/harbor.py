@@ -221,11 +221,12 @@ class HarborTask(PlacedTask):
         if not isinstance(model, TrainableModel):
             raise ConfigError(f"{harness.name} needs a model whose requests an ART server records, a TrainableModel")
         folder, rollout_id = self.folders[scenario.inputs["task"]], f"{harness.name}-{uuid.uuid4().hex}"
-        environment, side_id = folder.settings.environment, f"{rollout_id}-side"
-        started = datetime.now(UTC)
-        for name in (rollout_id, side_id) if harness.side_requests else (rollout_id,):
+        environment, started = folder.settings.environment, datetime.now(UTC)
+        has_side = bool(harness.side_requests) and not self.options.train_side_requests
+        rollout_ids = [rollout_id, f"{rollout_id}-side"] if has_side else [rollout_id]
+        for name in rollout_ids:
             await model.put_rollout(name, sampling={"temperature": 1.0})
-        url, side_url = (model.rollout_base_url(name) for name in (rollout_id, side_id))
+        url, side_url = (model.rollout_base_url(name) for name in (rollout_id, rollout_ids[-1]))
         max_context = (await model.backend().get_status(model)).max_context or _SMALL_CONTEXT
         async with (
             open_address(url, model.inference_api_key or "", self.options.max_turns, side_url=side_url) as address,
@@ -234,8 +235,7 @@ class HarborTask(PlacedTask):
             await _prepare(folder, container)
             run = await run_agent(
                 harness, container, address, folder.instruction, model_name=model.get_inference_name(step),
-                max_context=max_context, trains_side_requests=self.options.train_side_requests,
-                cwd=environment.workdir, env=environment.env,
+                max_context=max_context, cwd=environment.workdir, env=environment.env,
                 timeout_s=folder.settings.agent.timeout_sec,
             )  # fmt: skip
             ending, reward, parts = await check(folder, container, run.ending)

@@ -102,7 +102,7 @@ class TaskToml(_Section):
     model_config = ConfigDict(title="task.toml")
 
     instruction: str | None = None
-    """Of a plain folder, unless it has a file instruction.md."""
+    """What the agent is asked to do, where there is no instruction.md."""
     environment: EnvironmentSection = EnvironmentSection()
     agent: AgentSection = AgentSection()
     verifier: VerifierSection = VerifierSection()

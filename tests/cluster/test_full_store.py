@@ -112,7 +112,7 @@ async def test_a_step_that_finds_no_room_says_so_and_is_made_when_there_is_some(
     async with art.LocalBackend(path=tmp_path / "home", show_page=False) as backend:
         at_home = await train(backend, await registered(backend, tiny_model, about), len(seen))
     for there, here in zip(seen, at_home, strict=True):
-        assert there == pytest.approx(here, abs=5e-6)
+        assert there == pytest.approx(here, abs=2e-6)
 
 
 async def test_a_publish_that_finds_no_room_on_an_engines_node_says_so_and_goes_on(

@@ -111,8 +111,7 @@ def _bytes_of_scores(query: Tensor, blocks: Sequence[QueryBlock]) -> int:
 
 
 class _WithoutZeros(torch.autograd.Function):  # type: ignore[misc]  # as above
-    """The same values, whose gradient stops here if it is 0: that of a prompt in the last layer, where nothing follows
-    from it."""
+    """The identity. A gradient of 0 ends here, as that of a prompt in the last layer, whose outputs nothing uses."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor) -> Tensor:
